@@ -8,7 +8,6 @@ finished jobs. miss: match and allocation of a new prompt of which nothing is he
 "absent": there is no server; "all-miss": there is one, and it holds nothing.
 """
 
-import argparse
 import os
 import statistics
 import sys
@@ -23,7 +22,7 @@ sys.path.insert(0, os.environ.get("ATOM_DIR") or str(ROOT / "tests" / "atom_engi
 
 from atom.kv_transfer.disaggregation.types import KVConnectorOutput, SaveOperationId  # noqa: E402
 
-from benchmarks.rows import Rows  # noqa: E402
+from benchmarks.rows import Rows, option_parser  # noqa: E402
 from benchmarks.serving import serving  # noqa: E402
 from kvclient.atom.connector import KvServerScheduler  # noqa: E402
 from kvclient.atom.steps import NAMESPACE  # noqa: E402
@@ -102,10 +101,7 @@ def measure(socket: str, *, steps: int, requests: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object a row")
-    parser.add_argument("--smoke", action="store_true", help="few calls: shows that it runs, measures nothing")
-    given = parser.parse_args()
+    given = option_parser(__doc__, smoke="few calls").parse_args()
     steps, requests, rounds = (3, 2, 1) if given.smoke else (500, 20, 5)
     rows = Rows("atom", as_json=given.json, config=f"{RUNNING} running, {steps} steps a round, block {BLOCK}")
     with serving((), ARENA_BYTES, engine="bench", rank=-1) as (server, _):

@@ -36,7 +36,6 @@ step behind the load: the step that computes the question; it is shorter than a 
 "tokens": keys from token ids; "hashes": from the engine's block hashes (--prefix-caching-hash-algo sha256_cbor).
 """
 
-import argparse
 import contextlib
 import itertools
 import logging
@@ -61,7 +60,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.request import Request
 
 from benchmarks.connector_worker import PlayedWorker
-from benchmarks.rows import Rows
+from benchmarks.rows import Rows, option_parser
 from benchmarks.serving import PATIENT, serving
 from kvclient.client import Client
 from kvclient.offload.ends import Report
@@ -380,9 +379,7 @@ def check_clean(client: Client) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object a row")
-    parser.add_argument("--smoke", action="store_true", help="few calls: shows that it runs, measures nothing")
+    parser = option_parser(__doc__, smoke="few calls")
     parser.add_argument("--step-wait-us", type=int, default=0, help="as of the connector, whose default is 500")
     given = parser.parse_args()
     for handler in logging.getLogger("vllm").handlers:

@@ -17,26 +17,20 @@ during the burst, relative to its rate alone just before.
 Every byte of the first and the last burst is compared on the device, outside the timed part.
 """
 
-import argparse
-import os
-import random
 import statistics
 import threading
 import time
-from array import array
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
 
 import torch
 
-from benchmarks.rows import Rows, say
+from benchmarks.bursts import Burst
+from benchmarks.rows import Rows, option_parser, say
 from benchmarks.serving import serving
-from kvclient import Blocks, CacheSpec, Client, DeviceBuffer, Lease, RegionRun, full_group
-from kvclient.values import RetrieveResult, StoreResult
-from kvserver.wire.messages import KEY_BYTES
+from kvclient import CacheSpec, Client, DeviceBuffer, RegionRun, full_group
 
 MIB = 1 << 20
 BLOCKS_PER_CHUNK = 16
@@ -52,7 +46,7 @@ T = TypeVar("T")
 
 
 class Pool:
-    """A KV pool on the device; each request covers a quarter."""
+    """A KV pool on the device (bursts.Pool); each request covers a quarter."""
 
     def __init__(self, client: Client, page_kib: int, request_bytes: int, mode: str) -> None:
         page = page_kib << 10
@@ -79,93 +73,37 @@ class Pool:
         )
         assert self.cache.wait_registered(120), self.cache
 
-
-class Burst:
-    """Consecutive requests, each with its own keys and a quarter of the pool's blocks in its own order."""
-
-    def __init__(self, client: Client, pool: Pool, seed: int) -> None:
-        self._client, self._pool = client, pool
-        self._keys = [os.urandom(pool.chunks * KEY_BYTES) for _ in range(pool.requests)]
-        shuffle = random.Random(seed).shuffle
-        self._sources, self._targets = self._orders(shuffle), self._orders(shuffle)
-
-    def _orders(self, shuffle: Callable[[list[int]], None]) -> list[list[int]]:
-        blocks = self._pool.request_blocks
-        orders = []
-        for at in range(self._pool.requests):
-            order = list(range(at % IN_FLIGHT * blocks, (at % IN_FLIGHT + 1) * blocks))
-            shuffle(order)
-            orders.append(order)
-        return orders
-
-    def store(self) -> float:
-        """GB/s over all requests, from blocks that were filled before."""
-        results, gb_per_s = self._timed(self._store)
-        for stored in results:
-            assert stored.chunks == stored.chunks_written == self._pool.chunks, stored
-        return gb_per_s
-
-    def retrieve(self) -> float:
-        """GB/s over all requests, whose keys were stored before."""
-        results, gb_per_s = self._timed(self._retrieve)
-        for retrieved in results:
-            assert retrieved.ok, retrieved
-        return gb_per_s
-
-    def singles(self, kind: str) -> list[float]:
-        """Milliseconds of each request, one at a time."""
-        times_ms = []
-        for at in range(min(SINGLES, self._pool.requests)):
-            begin = partial(self._store, at) if kind == "store" else partial(self._fetch, at, self._lease(at))
-            began = time.perf_counter()
-            begin().result(60)
-            times_ms.append((time.perf_counter() - began) * 1e3)
-        return times_ms[1:]
-
     def fill(self) -> None:
-        """Fills the pool with the bytes that compare() expects."""
-        self._pool.memory.copy_(self._pool.truth)
+        self.memory.copy_(self.truth)
         torch.cuda.synchronize()
 
-    def compare(self) -> None:
-        pool = self._pool
-        for at in range(pool.requests):
-            pool.memory.zero_()
-            torch.cuda.synchronize()
-            assert self._retrieve(at).result(60).ok
-            targets = torch.tensor(self._targets[at], device="cuda")
-            sources = torch.tensor(self._sources[at], device="cuda")
-            wrong = torch.zeros((), dtype=torch.int64, device="cuda")  # read only once: each read waits for the device
-            for region in range(pool.regions):
-                wrong += (pool.memory[region, targets] != pool.truth[region, sources]).sum()
-            assert int(wrong) == 0, f"{int(wrong)} wrong bytes"
+    def wipe(self) -> None:
+        self.memory.zero_()
+        torch.cuda.synchronize()
 
-    def _store(self, at: int) -> "Future[StoreResult]":
-        blocks = [Blocks(0, 0, array("i", self._sources[at]))]
-        return self._client.store(self._pool.cache, 0, b"", self._keys[at], blocks)
+    def wrong(self, sources: list[int], targets: list[int]) -> int:
+        to, source = (torch.tensor(blocks, device="cuda") for blocks in (targets, sources))
+        wrong = torch.zeros((), dtype=torch.int64, device="cuda")  # read only once: each read waits for the device
+        for region in range(self.regions):
+            wrong += (self.memory[region, to] != self.truth[region, source]).sum()
+        return int(wrong)
 
-    def _retrieve(self, at: int) -> "Future[RetrieveResult]":
-        return self._fetch(at, self._lease(at))
+    def burst(self, client: Client, seed: int) -> Burst:
+        return Burst(client, self, seed, requests=self.requests, in_flight=IN_FLIGHT)
 
-    def _lease(self, at: int) -> Lease:
-        found = self._client.lookup(self._pool.namespace, self._keys[at])
-        assert found.chunks == self._pool.chunks, found
-        assert found.lease is not None
-        return found.lease
+    def close(self) -> None:
+        """Does nothing: the memory goes with this object."""
 
-    def _fetch(self, at: int, lease: Lease) -> "Future[RetrieveResult]":
-        return self._client.retrieve(self._pool.cache, lease, [Blocks(0, 0, array("i", self._targets[at]))])
 
-    def _timed(self, begin: "Callable[[int], Future[T]]") -> tuple[list[T], float]:
-        results: list[T] = []
-        running: deque[Future[T]] = deque()
+def singles(burst: Burst, kind: str) -> list[float]:
+    """Milliseconds of each request, one at a time; the first one warms up."""
+    times_ms = []
+    for request in burst.requests[:SINGLES]:
+        begin = request.store if kind == "store" else partial(request.retrieve, request.lease())
         began = time.perf_counter()
-        for at in range(self._pool.requests):
-            if len(running) == IN_FLIGHT:
-                results.append(running.popleft().result(60))
-            running.append(begin(at))
-        results.extend(future.result(60) for future in running)
-        return results, self._pool.requests * self._pool.request_bytes / (time.perf_counter() - began) / 1e9
+        begin().result(60)
+        times_ms.append((time.perf_counter() - began) * 1e3)
+    return times_ms[1:]
 
 
 class Link:
@@ -244,8 +182,8 @@ def measure(
     ceilings: dict[str, list[float]] = {"store": [], "retrieve": []}
     kept: dict[str, list[float]] = {"store": [], "retrieve": []}
     for number in range(ROUNDS):
-        burst = Burst(client, pool, number)
-        burst.fill()
+        burst = pool.burst(client, number)
+        pool.fill()
         for kind in ("store", "retrieve"):
             ceiling = link.sample(kind) if engine_kind == "idle" else 0.0
             alone = engine.rate(lambda: time.sleep(0.3))[1] if engine_kind != "idle" else 0.0
@@ -259,8 +197,8 @@ def measure(
         if number < ROUNDS - 1:
             client.clear(pool.namespace)
     engine.close()
-    singles = Burst(client, pool, ROUNDS)
-    singles.fill()
+    burst = pool.burst(client, ROUNDS)
+    pool.fill()
     for kind in ("store", "retrieve"):
         case = f"{mode}_{engine_kind}_{kind}_{kib}k_{pool.request_bytes // MIB}m"
         rows.add(case, speeds[kind], "GB/s", ceilings=ceilings[kind])
@@ -268,7 +206,7 @@ def measure(
             link_gbps = statistics.median(ceilings[kind])
             CEILINGS[kind] = max(CEILINGS[kind], link_gbps)
             link_ms = pool.request_bytes / link_gbps / 1e6
-            times_ms = singles.singles(kind)
+            times_ms = singles(burst, kind)
             rows.add(f"single_{case}", times_ms, "ms", ceilings=[link_ms] * len(times_ms))
         else:
             rows.add(f"engine_{case}", kept[kind], "of alone")
@@ -291,8 +229,7 @@ CEILINGS: dict[str, float] = {}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
+    parser = option_parser(__doc__)
     parser.add_argument("--modes", default="staged")
     parser.add_argument("--pages-kib", default=",".join(map(str, REGIONS_OF_PAGE_KIB)))
     parser.add_argument("--request-mib", default="256")

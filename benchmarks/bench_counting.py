@@ -9,14 +9,13 @@ lookup and release without a pause, which includes the counting done after the a
 %.
 """
 
-import argparse
 import os
 import random
 import time
 
 from benchmarks.bench_service import CHAIN_CHUNKS, PATIENT, PAUSE_S, fill, handle_us, percentile
 from benchmarks.half_counted.sitecustomize import UNCOUNTED
-from benchmarks.rows import Rows
+from benchmarks.rows import Rows, option_parser
 from benchmarks.serving import free_port, serving
 from kvclient.client import Client
 
@@ -79,10 +78,7 @@ def run(*, chains: int, count: int, rounds: int, as_json: bool) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object a row")
-    parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
-    given = parser.parse_args()
+    given = option_parser(__doc__, smoke="tiny sizes").parse_args()
     if given.smoke:
         run(chains=8, count=20, rounds=2, as_json=given.json)
     else:

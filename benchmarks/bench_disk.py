@@ -29,7 +29,7 @@ import time
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.rows import Rows, say
+from benchmarks.rows import Rows, option_parser, say
 from kvserver._native import DiskEngine, DiskStore, create_memfd
 
 RECORD = struct.Struct("<q32s32s32sHHIIIQqII")
@@ -156,8 +156,7 @@ class Fio:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object a row")
+    parser = option_parser(__doc__, smoke="tiny")
     parser.add_argument("--directory", help="on the device to measure; the working directory without")
     parser.add_argument("--kinds", default="write,read")
     parser.add_argument("--kib", default="256,1024,4096", help="sizes of records")
@@ -168,7 +167,6 @@ def main() -> None:
     parser.add_argument("--fio", help="its path; without, whatever PATH has")
     parser.add_argument("--huge-pages", action="store_true", help="an arena of reserved pages of 2 MiB")
     parser.add_argument("--recovery-records", type=int, default=0)
-    parser.add_argument("--smoke", action="store_true", help="tiny, to see that it runs")
     given = parser.parse_args()
     if given.smoke:
         given.kib, given.depths, given.rounds, given.file_mib, given.round_mib = "128", "2", 2, 129, 8

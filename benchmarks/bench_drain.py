@@ -12,7 +12,6 @@ which a drain reads and writes. Meanwhile chunks are looked up one after another
 `lookup_longest_ms`. Afterwards every chunk must be found, and every byte is compared.
 """
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -20,8 +19,10 @@ from itertools import cycle
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.bench_streaming import HostPool, Prompt, until
-from benchmarks.rows import Rows
+from benchmarks.bench_host import Pool
+from benchmarks.bench_streaming import Prompt, until
+from benchmarks.bursts import WAIT_S
+from benchmarks.rows import Rows, option_parser
 from benchmarks.serving import serving
 from kvclient import Client
 
@@ -41,13 +42,13 @@ class Drained(NamedTuple):
     lookups_s: list[float]
 
 
-def filled(client: Client, pool: HostPool, device_bytes: int) -> tuple[list[Prompt], float]:
+def filled(client: Client, pool: Pool, device_bytes: int) -> tuple[list[Prompt], float]:
     """Prompts on disk, half of their chunks on each device, and the rate of writing them."""
     pool.fill()
     prompts = [Prompt(client, pool, seed) for seed in range(2 * device_bytes // pool.request_bytes)]
     began = time.perf_counter()
     for number, prompt in enumerate(prompts, 1):
-        prompt.store()
+        assert prompt.store().result(WAIT_S).chunks == pool.chunks
         chunks = number * pool.chunks
         until("its chunks to be on disk", lambda chunks=chunks: client.status()["chunks_on_disk"] >= chunks)
     return prompts, len(prompts) * pool.request_bytes / (time.perf_counter() - began) / 1e9
@@ -76,7 +77,7 @@ def one_round(parent: Path | None, *, device_bytes: int, page_bytes: int, reques
         flags += ("--slab-bytes", str(SEGMENT_BYTES))
         with serving(flags, ARENA_BYTES, engine="bench-drain") as (_, client):
             until("the disk tier", lambda: client.status()["disk_state"] == "ready")
-            pool = HostPool(client, page_bytes, request_bytes)
+            pool = Pool(client, page_bytes, request_bytes)
             prompts, write_gb_per_s = filled(client, pool, device_bytes)
             rate, lookups_s = drained(client, prompts)
             assert client.status()["chunks_on_disk"] == len(prompts) * pool.chunks, client.status()["disks"]
@@ -88,13 +89,11 @@ def one_round(parent: Path | None, *, device_bytes: int, page_bytes: int, reques
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object a row")
+    parser = option_parser(__doc__, smoke="tiny")
     parser.add_argument("--device-mib", type=int, default=1024)
     parser.add_argument("--page-kib", type=int, default=4, help="4: chunks of 10 MiB; 32: of 32 MiB")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--directory", type=Path, help="where the devices lie, in directories of their own")
-    parser.add_argument("--smoke", action="store_true", help="tiny, to see that it runs")
     given = parser.parse_args()
     request_mib = REQUEST_MIB
     if given.smoke:

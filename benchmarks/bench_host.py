@@ -7,25 +7,18 @@ memfds. It is sampled before and after every run, because the speed of this memo
 = median over the runs of (GB/s / ceiling of that run). Every byte is compared, outside the timed part.
 """
 
-import argparse
 import itertools
 import os
-import random
 import statistics
 import struct
-import time
-from array import array
-from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future
-from typing import TypeVar
 
-from benchmarks.rows import Rows, say
+from benchmarks.bursts import Burst
+from benchmarks.rows import Rows, option_parser, say
 from benchmarks.serving import serving
 from kvclient.client import Cache, Client
-from kvclient.values import Blocks, CacheSpec, HostBuffer, RetrieveResult, StoreResult, full_group
+from kvclient.values import CacheSpec, HostBuffer, full_group
 from kvserver._native import Pattern, copy_seconds, create_memfd
-from kvserver.wire.messages import KEY_BYTES, RegionRun
+from kvserver.wire.messages import RegionRun
 
 REGIONS_OF_PAGE = {
     2 << 10: 160,  # Llama-3.1-70B, fp8, one rank of 8: 80 layers, K and V, 1 KV head of 128
@@ -47,11 +40,10 @@ SAMPLES = 3
 WIPE = struct.Struct("<QQQ")
 MIB = 1 << 20
 NAMESPACE_TAIL = struct.Struct(">28sI")
-T = TypeVar("T")
 
 
 class Pool:
-    """A KV pool in shared memory. Each request covers one third; requests in flight never share a block."""
+    """A KV pool in shared memory (bursts.Pool). Each request covers one third; those in flight never share a block."""
 
     def __init__(self, client: Client, page_bytes: int, request_bytes: int) -> None:
         self.page_bytes = page_bytes
@@ -81,7 +73,7 @@ class Pool:
         cache.wait_registered(60)
         return cache
 
-    def ranges(self, content_of: list[int], at: list[int]) -> bytes:
+    def _ranges(self, content_of: list[int], at: list[int]) -> bytes:
         """Pattern ranges: block at[i] holds the original content of block content_of[i]."""
         pack = struct.Struct("<QQQ").pack
         return b"".join(
@@ -90,77 +82,19 @@ class Pool:
             for source, to in zip(content_of, at, strict=True)
         )
 
+    def fill(self) -> None:
+        everything = list(range(self.blocks))
+        self.pattern.fill(self._ranges(everything, everything))
+
+    def wipe(self) -> None:
+        self.pattern.fill(WIPE.pack(0, self.bytes, 0))
+
+    def wrong(self, sources: list[int], targets: list[int]) -> int:
+        return self.pattern.wrong(self._ranges(sources, targets))
+
     def close(self) -> None:
         self.pattern.close()
         os.close(self._memory)
-
-
-class Burst:
-    """Consecutive requests, each with its own keys and one third of the pool's blocks in its own order."""
-
-    def __init__(self, pool: Pool, seed: int) -> None:
-        self._pool = pool
-        shuffle = random.Random(seed).shuffle
-        self._keys = [os.urandom(pool.chunks * KEY_BYTES) for _ in range(REQUESTS)]
-        self._sources, self._targets = self._shuffled(shuffle), self._shuffled(shuffle)
-
-    def _shuffled(self, shuffle: Callable[[list[int]], None]) -> list[list[int]]:
-        blocks = self._pool.request_blocks
-        orders = [list(range(at % IN_FLIGHT * blocks, (at % IN_FLIGHT + 1) * blocks)) for at in range(REQUESTS)]
-        for order in orders:
-            shuffle(order)
-        return orders
-
-    def fill(self) -> None:
-        everything = list(range(self._pool.blocks))
-        self._pool.pattern.fill(self._pool.ranges(everything, everything))
-
-    def store(self, client: Client) -> float:
-        """Stores all requests; GB/s."""
-        pool = self._pool
-
-        def begin(at: int) -> "Future[StoreResult]":
-            return client.store(pool.cache, 0, b"", self._keys[at], [Blocks(0, 0, array("i", self._sources[at]))])
-
-        results, gb_per_s = self._timed(begin)
-        for stored in results:
-            assert stored.chunks == stored.chunks_written == pool.chunks, stored
-            assert stored.bytes == pool.request_bytes
-        return gb_per_s
-
-    def retrieve(self, client: Client) -> float:
-        """Retrieves all requests; GB/s, including the lookups."""
-        results, gb_per_s = self._timed(lambda at: self._retrieve(client, at))
-        for retrieved in results:
-            assert retrieved.ok, retrieved
-            assert retrieved.bytes == self._pool.request_bytes
-        return gb_per_s
-
-    def compare(self, client: Client) -> None:
-        """Retrieves every request into a wiped pool, and compares every byte."""
-        pool = self._pool
-        for at in range(REQUESTS):
-            pool.pattern.fill(WIPE.pack(0, pool.bytes, 0))
-            assert self._retrieve(client, at).result(120).ok
-            wrong = pool.pattern.wrong(pool.ranges(self._sources[at], self._targets[at]))
-            assert wrong == 0, f"{wrong} wrong bytes"
-
-    def _retrieve(self, client: Client, at: int) -> "Future[RetrieveResult]":
-        found = client.lookup(self._pool.namespace, self._keys[at])
-        assert found.chunks == self._pool.chunks, found
-        assert found.lease is not None
-        return client.retrieve(self._pool.cache, found.lease, [Blocks(0, 0, array("i", self._targets[at]))])
-
-    def _timed(self, begin: "Callable[[int], Future[T]]") -> tuple[list[T], float]:
-        """Runs all requests. Returns their results, and GB/s."""
-        results, running = [], deque[Future[T]]()
-        began = time.perf_counter()
-        for at in range(REQUESTS):
-            if len(running) == IN_FLIGHT:
-                results.append(running.popleft().result(120))
-            running.append(begin(at))
-        results.extend(future.result(120) for future in running)
-        return results, REQUESTS * self._pool.request_bytes / (time.perf_counter() - began) / 1e9
 
 
 class Ceiling:
@@ -198,14 +132,14 @@ def run(*, request_bytes: int, page_sizes: tuple[int, ...], rounds: int, as_json
             ceiling = Ceiling(request_bytes)
             stores, retrieves = [], []
             for number in range(rounds + 1):  # the first warms up
-                burst = Burst(pool, number)
-                burst.fill()
+                burst = Burst(client, pool, number, requests=REQUESTS, in_flight=IN_FLIGHT)
+                pool.fill()
                 ceiling.sample()  # this also evicts the fill from the processor's caches
-                stores.append(burst.store(client))
+                stores.append(burst.store())
                 ceiling.sample()
-                retrieves.append(burst.retrieve(client))
+                retrieves.append(burst.retrieve())
                 ceiling.sample()
-                burst.compare(client)
+                burst.compare()
             samples, how = ceiling.best()
             say(f"page {page_bytes}: ceiling {statistics.median(samples):.2f} GB/s by {how}")
             beside = [(before + after) / 2 for before, after in itertools.pairwise(samples)]
@@ -218,10 +152,7 @@ def run(*, request_bytes: int, page_sizes: tuple[int, ...], rounds: int, as_json
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object a row")
-    parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
-    given = parser.parse_args()
+    given = option_parser(__doc__, smoke="tiny sizes").parse_args()
     if given.smoke:
         run(request_bytes=16 * MIB, page_sizes=(2 << 10, 128 << 10), rounds=2, as_json=given.json)
     else:

@@ -16,13 +16,10 @@ Rows: median and ninth decile of the steps in ms; the ceiling is the same value 
 timed part.
 """
 
-import argparse
 import multiprocessing
-import os
 import random
 import statistics
 import time
-from array import array
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -31,12 +28,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.bench_copy import MIB
-from benchmarks.device_pool import DevicePool
-from benchmarks.rows import Rows, say
+from benchmarks.bench_copy import MIB, Pool
+from benchmarks.bursts import WAIT_S, Request
+from benchmarks.rows import Rows, option_parser, say
 from benchmarks.serving import PATIENT, serving
-from kvclient import Blocks, Client, Lease
-from kvserver.wire.messages import KEY_BYTES
+from kvclient import Client
 
 LAYERS, KERNELS, INPUTS = 32, 12, 8
 LINK_BYTES = 256 * MIB
@@ -44,7 +40,6 @@ WIDTH = 4096
 STEPS = 60
 ROUNDS = 7
 """The first one warms up."""
-WAIT_S = 120.0
 
 
 class Engine:
@@ -107,28 +102,25 @@ class Link:
 class Requests:
     """Stores or retrieves, one at a time."""
 
-    def __init__(self, client: Client, pool: DevicePool) -> None:
-        self._client, self._pool = client, pool
-        self._blocks = list(range(pool.request_blocks))
-        random.Random(7).shuffle(self._blocks)
-        self._keys = b""
-        """Keys of the last store."""
+    def __init__(self, client: Client, pool: Pool) -> None:
+        blocks = list(range(pool.request_blocks))
+        random.Random(7).shuffle(blocks)
+        self._request = Request(client, pool, blocks, blocks)
         self._running: Future[Any] | None = None
         self.done = 0
 
     def store(self) -> None:
         """Begins the next store, ordered after all launches so far, unless one is running."""
         if self._ended():
-            self._keys = os.urandom(self._pool.chunks * KEY_BYTES)
+            self._request.renew()
             event = torch.cuda.Event()
             event.record()
-            blocks = [Blocks(0, 0, array("i", self._blocks))]
-            self._running = self._client.store(self._pool.cache, 0, b"", self._keys, blocks, after=event)
+            self._running = self._request.store(after=event)
 
     def retrieve(self) -> None:
+        """Begins to retrieve what was stored last, unless a request is running."""
         if self._ended():
-            blocks = [Blocks(0, 0, array("i", self._blocks))]
-            self._running = self._client.retrieve(self._pool.cache, self._lease(), blocks)
+            self._running = self._request.retrieve()
 
     def finish(self) -> None:
         if self._running is not None:
@@ -137,11 +129,7 @@ class Requests:
             self._running = None
 
     def compare(self) -> None:
-        self._pool.wipe()
-        self.retrieve()
-        self.finish()
-        wrong = self._pool.wrong(self._blocks, self._blocks)
-        assert wrong == 0, f"{wrong} wrong bytes"
+        self._request.compare()
 
     def _ended(self) -> bool:
         if self._running is not None:
@@ -151,18 +139,12 @@ class Requests:
             self.done += 1
         return True
 
-    def _lease(self) -> Lease:
-        found = self._client.lookup(self._pool.namespace, self._keys)
-        assert found.chunks == self._pool.chunks, found
-        assert found.lease is not None
-        return found.lease
-
 
 def store_elsewhere(socket: str, page_kib: int, request_bytes: int, go: ProcessEvent, over: ProcessEvent) -> None:
     """Another engine, which stores while `go` is set."""
     client = Client(socket, engine="bench-launches-elsewhere", timeouts=PATIENT)
     assert client.wait_connected(30)
-    pool = DevicePool(client, page_kib, request_bytes, "staged")
+    pool = Pool(client, page_kib, request_bytes, "staged")
     pool.fill()
     requests = Requests(client, pool)
     while not over.is_set():
@@ -172,7 +154,7 @@ def store_elsewhere(socket: str, page_kib: int, request_bytes: int, go: ProcessE
     client.close()
 
 
-def measure(rows: Rows, client: Client, pool: DevicePool, go: ProcessEvent) -> None:
+def measure(rows: Rows, client: Client, pool: Pool, go: ProcessEvent) -> None:
     engine, requests, link = Engine(), Requests(client, pool), Link()
     rounds: list[dict[str, tuple[float, float]]] = []
     for number in range(ROUNDS):
@@ -203,8 +185,7 @@ def measure(rows: Rows, client: Client, pool: DevicePool, go: ProcessEvent) -> N
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object a row")
+    parser = option_parser(__doc__)
     parser.add_argument("--request-mib", type=int, default=256)
     parser.add_argument("--page-kib", type=int, default=64, choices=(2, 4, 8, 16, 32, 64))
     given = parser.parse_args()
@@ -220,7 +201,7 @@ def main() -> None:
         other = context.Process(target=store_elsewhere, args=arguments)
         other.start()
         try:
-            measure(rows, client, DevicePool(client, given.page_kib, request_bytes, "staged"), go)
+            measure(rows, client, Pool(client, given.page_kib, request_bytes, "staged"), go)
         finally:
             over.set()
             other.join(30)

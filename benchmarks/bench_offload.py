@@ -12,14 +12,13 @@ retrieve_128k_us: found(), match() and allocated() of 8192 blocks, and the end o
 short_us: a whole request of 700 tokens, all miss: begin, match, found, match, admitted, one store, finish.
 """
 
-import argparse
 import os
 import statistics
 import time
 from collections.abc import Callable
 from itertools import count
 
-from benchmarks.rows import Rows
+from benchmarks.rows import Rows, option_parser
 from kvclient.offload.decide import Offload
 from kvclient.offload.values import Group, Options, RetrieveOrder, StoreOrder
 from kvclient.values import Found, Lease, RetrieveResult, StoreResult
@@ -131,10 +130,7 @@ class Bench:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object a row")
-    parser.add_argument("--smoke", action="store_true", help="few calls: shows that it runs, measures nothing")
-    given = parser.parse_args()
+    given = option_parser(__doc__, smoke="few calls").parse_args()
     calls, rounds = (3, 2) if given.smoke else (300, 7)
     rows = Rows("offload", as_json=given.json, config=f"{calls} calls a round, chunk {CHUNK}, block {BLOCK}")
     bench = Bench(calls)

@@ -12,7 +12,6 @@ Ceiling: the bytes over the link, the best of three contiguous copies of pinned 
 chunk, after the pause that comparing takes; `chunk_in_a_row`: one retrieve of it right after another.
 """
 
-import argparse
 import os
 import random
 import time
@@ -25,7 +24,7 @@ from torch import Tensor
 
 from benchmarks import device_cache
 from benchmarks.bench_copy import Link
-from benchmarks.rows import Rows, say
+from benchmarks.rows import Rows, option_parser, say
 from benchmarks.serving import serving
 from kvclient import Blocks, Client, namespace_digest
 from kvserver.wire.messages import KEY_BYTES
@@ -190,8 +189,7 @@ def measure(pool: Pool, rows: Rows, link: Link, *, tokens: int, rounds: int) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true")
+    parser = option_parser(__doc__)
     parser.add_argument("--tokens", default="129792,65536")
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()

@@ -11,7 +11,6 @@ another. brain_rss: of the brain, at the end. per_100k_of_*_s: recovery alone, f
 to start on an empty store, which is measured next to it.
 """
 
-import argparse
 import hashlib
 import os
 import select
@@ -19,16 +18,17 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import count, islice
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.bench_service import brain_rss_mib
-from benchmarks.rows import Rows, say
+from benchmarks.replay.served import Served
+from benchmarks.rows import Rows, option_parser, say
 from kvclient.client import Client
 from kvclient.values import RECOVERING, Timeouts
 from kvserver.movers import disk_notes
-from kvserver.replay.served import Served
 from kvserver.tiers.extents import extents_per_segment
 from kvserver.tiers.records import (
     DOCUMENT_FORMAT,
@@ -132,7 +132,7 @@ def one_start(directory: Path, records: int) -> Start:
     flags = ["--disk-paths", str(directory), "--disk-bytes", str(disk_bytes_for(records))]
     flags += ["--disk-segment-bytes", str(SEGMENT_BYTES), "--http-port", "0"]
     began = time.perf_counter()
-    with Served(flags, ARENA_BYTES) as served:
+    with closing(Served(flags, ARENA_BYTES)) as served:
         client = Client(str(served.socket), engine="bench-recovery", rank=-1, timeouts=PATIENT)
         assert client.wait_connected(60), served.last_words()
         longest_s, answer_s, recovered = 0.0, 0.0, False
@@ -178,12 +178,10 @@ def measure(rows: Rows, parent: Path, *, records: int, runs: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object a row")
+    parser = option_parser(__doc__, smoke="tiny")
     parser.add_argument("--directory", type=Path, help="on the device to measure; the working directory without")
     parser.add_argument("--records", default="100000,400000")
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--smoke", action="store_true", help="tiny, to see that it runs")
     given = parser.parse_args()
     if given.smoke:
         given.records, given.runs = "3000", 1

@@ -8,7 +8,6 @@ the server's own metrics.
 lookup_512_p50_us etc.: time of Client.lookup(). store_4_p50_us: Client.store() of 4 chunks, to the completed future.
 """
 
-import argparse
 import multiprocessing
 import os
 import random
@@ -18,12 +17,12 @@ from array import array
 from collections.abc import Callable
 from multiprocessing.synchronize import Event
 
-from benchmarks.rows import Rows, say
+from benchmarks.replay.served import Served
+from benchmarks.rows import Rows, option_parser, say
 from benchmarks.serving import HOST, free_port, serving
 from kvclient.client import Client
 from kvclient.values import Blocks, CacheSpec, HostBuffer, Timeouts, full_group
 from kvserver._native import create_memfd
-from kvserver.replay.served import Served
 from kvserver.wire.messages import KEY_BYTES, RegionRun
 
 CHAIN_CHUNKS = 512
@@ -195,10 +194,7 @@ def stores(client: Client, count: int, rounds: int) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object a row")
-    parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
-    given = parser.parse_args()
+    given = option_parser(__doc__, smoke="tiny sizes").parse_args()
     if given.smoke:
         run(chains=8, count=40, rounds=2, storers=2, spare_bytes=80 << 20, as_json=given.json)
     else:

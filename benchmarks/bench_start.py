@@ -8,7 +8,6 @@ sum_ms, compare_ms: time added to a stop and to a start when a full arena is kep
 end. sum_gbs, compare_gbs: bytes of the arena / that time, next to a memory copy with as many threads.
 """
 
-import argparse
 import os
 import struct
 import subprocess
@@ -19,13 +18,13 @@ from contextlib import closing
 import msgspec
 
 from benchmarks.bench_service import brain_rss_mib
-from benchmarks.rows import Rows
+from benchmarks.replay.served import Served
+from benchmarks.rows import Rows, option_parser
 from benchmarks.serving import PATIENT
 from kvclient.client import Client
 from kvserver._native import Ledger, Pattern, copy_seconds, create_memfd
 from kvserver.config.config import Config
 from kvserver.ipc.inheritance import Inheritance, Sums
-from kvserver.replay.served import Served
 from kvserver.supervisor.arena_sums import threads
 from kvserver.tiers.records import NO_PARENT, Record, pack
 
@@ -37,7 +36,7 @@ COPY_BYTES = GIB // 4
 def one_start(arena_bytes: int) -> tuple[float, float, float, float]:
     """(ms to the first answer, GiB usable then, ms to the whole arena, MiB of the empty brain)."""
     began = time.perf_counter()
-    with Served(("--http-port", "0"), arena_bytes) as served:
+    with closing(Served(("--http-port", "0"), arena_bytes)) as served:
         client = Client(str(served.socket), engine="bench-start", rank=-1, timeouts=PATIENT)
         assert client.wait_connected(60), served.last_words()
         found = client.lookup(bytes(32), bytes(32))
@@ -103,9 +102,7 @@ def kept(rows: Rows, arena_bytes: int, turns: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object a row")
-    parser.add_argument("--smoke", action="store_true", help="a tiny arena: shows that it runs, measures nothing")
+    parser = option_parser(__doc__, smoke="a tiny arena")
     parser.add_argument("--arena-bytes", type=int, default=16 * GIB)
     given = parser.parse_args()
     arena_bytes = GIB // 16 if given.smoke else given.arena_bytes

@@ -12,19 +12,16 @@ The ceiling of `both` is the slower stage of the prompt before; the ratio is the
 pages are 32 KiB in 64 regions (an 8B model). Every byte of every prompt is compared, outside the timed part.
 """
 
-import argparse
-import os
 import random
 import tempfile
 import time
-from array import array
 from collections.abc import Callable
-from typing import Protocol
 
 from benchmarks import bench_host
-from benchmarks.rows import Rows, say
+from benchmarks.bursts import WAIT_S, Pool, Request
+from benchmarks.rows import Rows, option_parser, say
 from benchmarks.serving import serving
-from kvclient import Blocks, Cache, Client, Lease
+from kvclient import Client, Lease
 from kvserver.wire.messages import KEY_BYTES
 
 MIB = 1 << 20
@@ -37,66 +34,24 @@ ROUNDS = 4
 SEGMENT_BYTES = 256 * MIB
 SLAB_BYTES_MAX = 512 * MIB
 POLL_S = 0.001
-WAIT_S = 120.0
-
-
-class Pool(Protocol):
-    """The engine's KV memory, and the expected content of its blocks."""
-
-    cache: Cache
-    namespace: bytes
-    chunks: int
-    request_blocks: int
-    request_bytes: int
-
-    def fill(self) -> None: ...
-    def wipe(self) -> None: ...
-    def wrong(self, sources: list[int], targets: list[int]) -> int: ...
-    def close(self) -> None: ...
-
-
-class HostPool(bench_host.Pool):
-    def fill(self) -> None:
-        everything = list(range(self.blocks))
-        self.pattern.fill(self.ranges(everything, everything))
-
-    def wipe(self) -> None:
-        self.pattern.fill(bench_host.WIPE.pack(0, self.bytes, 0))
-
-    def wrong(self, sources: list[int], targets: list[int]) -> int:
-        """Number of bytes in `targets` that differ from the original content of `sources`."""
-        return self.pattern.wrong(self.ranges(sources, targets))
 
 
 def pool_of(device: str, client: Client, request_bytes: int) -> Pool:
     if device == "host":
-        return HostPool(client, PAGE_BYTES, request_bytes)
-    from benchmarks.device_pool import DevicePool  # noqa: PLC0415  (torch is only needed here)
+        return bench_host.Pool(client, PAGE_BYTES, request_bytes)
+    from benchmarks import bench_copy  # noqa: PLC0415  (torch is only needed here)
 
-    return DevicePool(client, PAGE_BYTES >> 10, request_bytes, "staged")
+    return bench_copy.Pool(client, PAGE_BYTES >> 10, request_bytes, "staged")
 
 
-class Prompt:
-    """The blocks of one request, in its own order."""
+class Prompt(Request):
+    """A request with any blocks of the pool."""
 
     def __init__(self, client: Client, pool: Pool, seed: int) -> None:
-        self._client, self._pool = client, pool
-        self._keys = os.urandom(pool.chunks * KEY_BYTES)
-        self._sources, self._targets = list(range(pool.request_blocks)), list(range(pool.request_blocks))
-        for order in (self._sources, self._targets):
-            random.Random(seed).shuffle(order)
-            seed += 1000
-
-    def store(self) -> None:
-        blocks = [Blocks(0, 0, array("i", self._sources))]
-        stored = self._client.store(self._pool.cache, 0, b"", self._keys, blocks).result(WAIT_S)
-        assert stored.chunks == self._pool.chunks, stored
-
-    def lease(self) -> Lease:
-        found = self._client.lookup(self._pool.namespace, self._keys)
-        assert found.chunks == self._pool.chunks, found
-        assert found.lease is not None
-        return found.lease
+        sources, targets = list(range(pool.request_blocks)), list(range(pool.request_blocks))
+        random.Random(seed).shuffle(sources)
+        random.Random(seed + 1000).shuffle(targets)
+        super().__init__(client, pool, sources, targets)
 
     def look(self) -> float:
         """Seconds of a lookup of its first chunk, which hits and is not retrieved."""
@@ -125,28 +80,21 @@ class Prompt:
         lease = self.lease()
         assert lease.chunks_on_disk == 0, lease
         began = time.perf_counter()
-        self._retrieve(lease)
+        self._bring(lease)
         return time.perf_counter() - began
 
     def both(self) -> float:
         began = time.perf_counter()
-        self._retrieve(self._from_disk())
+        self._bring(self._from_disk())
         return time.perf_counter() - began
-
-    def compare(self) -> None:
-        self._pool.wipe()
-        self._retrieve(self.lease())
-        wrong = self._pool.wrong(self._sources, self._targets)
-        assert wrong == 0, f"{wrong} wrong bytes"
 
     def _from_disk(self) -> Lease:
         lease = self.lease()
         assert lease.chunks_on_disk == self._pool.chunks, f"some of it was in DRAM: {lease}"
         return lease
 
-    def _retrieve(self, lease: Lease) -> None:
-        retrieved = self._client.retrieve(self._pool.cache, lease, [Blocks(0, 0, array("i", self._targets))])
-        result = retrieved.result(WAIT_S)
+    def _bring(self, lease: Lease) -> None:
+        result = self.retrieve(lease).result(WAIT_S)
         assert result.ok, result
         assert result.bytes == self._pool.request_bytes
 
@@ -164,7 +112,7 @@ def store_all(client: Client, pool: Pool) -> list[Prompt]:
     prompts = [Prompt(client, pool, seed) for seed in range(PROMPTS)]
     pool.fill()
     for number, prompt in enumerate(prompts, 1):
-        prompt.store()
+        assert prompt.store().result(WAIT_S).chunks == pool.chunks
         chunks = number * pool.chunks
         until("its chunks to be on disk", lambda chunks=chunks: client.status()["chunks_on_disk"] >= chunks)
     return prompts
@@ -188,8 +136,7 @@ def measure(rows: Rows, device: str, prompts: list[Prompt], request_bytes: int) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object a row")
+    parser = option_parser(__doc__)
     parser.add_argument("--device", choices=("host", "cuda"), default="host")
     parser.add_argument("--directory", help="where the disk tier lies, in a directory of its own; a temporary one")
     parser.add_argument("--request-mib", type=int, default=512)

@@ -19,7 +19,6 @@ logits must equal those from the stored bytes, bit by bit. The logits of `cold` 
 are only compared roughly.
 """
 
-import argparse
 import random
 import time
 from array import array
@@ -32,7 +31,7 @@ from torch import Tensor
 from benchmarks import device_cache
 from benchmarks.bench_copy import Link
 from benchmarks.llama import Decoder, Shape, fastest_attention
-from benchmarks.rows import Rows, say
+from benchmarks.rows import Rows, option_parser, say
 from benchmarks.serving import serving
 from kvclient import Blocks, Client, chunk_keys, namespace_digest
 from kvserver.wire.messages import KEY_BYTES
@@ -201,8 +200,7 @@ def measure(engine: Engine, rows: Rows, link: Link, *, prefix_tokens: int, round
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true")
+    parser = option_parser(__doc__)
     parser.add_argument("--tokens", default="8192,32768,65536")
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()

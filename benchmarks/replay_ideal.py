@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
-from kvserver.replay.options import MIB, ReplayOptions
-from kvserver.replay.pool import PrefixPool
-from kvserver.replay.trace import load
-from kvserver.replay.workload import Prompt, make_workload
+from benchmarks.replay.options import MIB, ReplayOptions
+from kvserver.sizing.pool import PrefixPool
+from kvserver.sizing.trace import load
+from kvserver.sizing.workload import Prompt, make_workload
 
 NEVER = 1 << 60
 

@@ -5,6 +5,7 @@ ratio}; value is the median of all runs, min and max are the extremes. A ceiling
 us, measured next to each run in the same unit; ratio is the median over the runs of run / ceiling.
 """
 
+import argparse
 import json
 import operator
 import os
@@ -46,6 +47,15 @@ class Rows:
             limit = f"{ceiling:9.2f} {ratio:6.1%}" if ceiling and ratio else ""
             print(f"{case:<38} {value:10.2f} {unit:<8} {min(runs):10.2f} {max(runs):10.2f} {limit}", flush=True)
         return value
+
+
+def option_parser(description: str | None, *, smoke: str = "") -> argparse.ArgumentParser:
+    """A parser with the options of every benchmark. smoke: what --smoke means there; empty: there is no such option."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON object a row")
+    if smoke:
+        parser.add_argument("--smoke", action="store_true", help=f"{smoke}: shows that it runs, measures nothing")
+    return parser
 
 
 def say(text: str) -> None:

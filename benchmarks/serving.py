@@ -3,12 +3,12 @@
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
+from benchmarks.replay.served import Served
 from benchmarks.rows import say
 from kvclient.client import Client
 from kvclient.values import Timeouts
-from kvserver.replay.served import Served
 
 HOST = "127.0.0.1"
 CONNECT_S = 60.0
@@ -22,7 +22,7 @@ def serving(
     flags: Sequence[str], arena_bytes: int, *, engine: str, rank: int = 0, timeouts: Timeouts = PATIENT
 ) -> Iterator[tuple[Served, Client]]:
     """Yields both when all of the arena has been touched. Prints the end of the server's log if the benchmark fails."""
-    with Served(flags, arena_bytes) as served:
+    with closing(Served(flags, arena_bytes)) as served:
         failed = True
         try:
             with Client(served.socket, engine=engine, rank=rank, timeouts=timeouts) as client:

@@ -13,5 +13,4 @@ engines.py    arms: engines with and without a server, started here
 rounds.py     arms in turn, and whether their answers agree
 summary.py    figures of a round
 report.py     the table, the rows, the files
-chart.py      SVG
 """

@@ -21,15 +21,15 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
 
+from benchmarks.replay.served import TETHER, Served
 from benchmarks.rows import say
 from benchmarks.serving import HOST, free_port
-from kvserver.replay.served import TETHER, Served
 
 START_S_MAX = 400.0
 STOP_S_MAX = 20.0
@@ -100,7 +100,8 @@ class Engines:
         arguments = engine_arguments(self._options, port)
         if kind is ArmKind.KVSERVER:
             http_port = free_port()
-            served = self._stack.enter_context(Served(("--http-port", str(http_port)), self._options.arena_bytes))
+            served = Served(("--http-port", str(http_port)), self._options.arena_bytes)
+            self._stack.enter_context(closing(served))
             server_url = f"http://{HOST}:{http_port}"
             arguments += ["--kv-transfer-config", json.dumps(connector_config(self._options, served.socket))]
             _wait(f"{server_url}/readyz", served.problem)
@@ -109,7 +110,7 @@ class Engines:
             arguments += ["--kv-offloading-backend", "native", "--kv-offloading-size", f"{gib:g}"]
         say(f"{kind}: starting vLLM")
         began_s = time.monotonic()
-        engine = self._stack.enter_context(_Process(arguments, self._folder / f"{kind}.log"))
+        engine = self._stack.enter_context(closing(_Process(arguments, self._folder / f"{kind}.log")))
         _wait(f"http://{HOST}:{port}/health", engine.problem)
         check_features(engine.log_path.read_text(errors="replace"))
         say(f"{kind}: up after {time.monotonic() - began_s:.0f} s, log {engine.log_path}")
@@ -167,12 +168,7 @@ class _Process:
                 start_new_session=True,  # so that all of them can be killed together
             )
 
-    def __enter__(self) -> "_Process":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._process.terminate()
         try:
             self._process.wait(STOP_S_MAX)

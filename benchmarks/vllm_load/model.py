@@ -27,11 +27,6 @@ class Shape:
     positions: int = 131_072
     weights_spread: float = 0.02
 
-    @property
-    def token_elements(self) -> int:
-        """KV cache elements of one token."""
-        return self.layers * 2 * self.kv_heads * self.head
-
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Names and shapes as in checkpoints of this architecture."""
         yield "model.embed_tokens.weight", (self.vocabulary, self.hidden)

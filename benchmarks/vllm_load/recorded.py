@@ -1,6 +1,6 @@
 """Recorded traffic: pauses are replayed, but answers take as long as the endpoint needs.
 
-The trace's files and their meaning are those of `kvserver replay` (kvserver/replay/data/README.md). Sessions are a
+The trace's files and their meaning are those of `kvserver replay` (kvserver/sizing/data/README.md). Sessions are a
 closed loop: each user plays one, then the next unplayed one. When all were played they begin again, with other text.
 A session ends at its first prompt that exceeds the context. Requests in arrival order are sent at their recorded
 times.
@@ -17,7 +17,7 @@ from itertools import count, takewhile
 from benchmarks.vllm_load.asks import Ask, Fork, Line, Phase, Prompt, Span, Workload
 from benchmarks.vllm_load.ramp import Ramp
 from kvserver.errors import ConfigError
-from kvserver.replay.trace import (
+from kvserver.sizing.trace import (
     ARRIVAL_BLOCK_TOKENS,
     SESSION_BLOCK_TOKENS,
     Session,
@@ -26,7 +26,7 @@ from kvserver.replay.trace import (
     arrival_prompts,
     load,
 )
-from kvserver.replay.workload import global_prompts, warm_prefix_blocks
+from kvserver.sizing.workload import global_prompts, warm_prefix_blocks
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.rows import Rows
-from benchmarks.vllm_load import chart
 from benchmarks.vllm_load.rounds import Agreement
 from benchmarks.vllm_load.summary import FILLER, Figure, Limits, Round, figures
+from kvserver.sizing import chart
 
 Runs = Mapping[str, Mapping[str, Sequence[Figure]]]
 """Figure name -> arm -> one figure per round, in order."""
+Points = list[tuple[float, float]]
 
 MEANING = {
     "ttft": "from sending a request to its first token, ms",
@@ -96,21 +97,34 @@ def files(folder: Path, workload: str, rounds: Sequence[Round]) -> None:
                 }
                 out.write(json.dumps(line) + "\n")
     over_time, shares = _points(rounds)
-    first_token = f"{workload}: time to the first token"
-    chart.write(folder / f"{workload}-over-time.svg", title=first_token, x="s", y="s", series=over_time, lines=False)
-    chart.write(folder / f"{workload}-shares.svg", title=first_token, x="s", y="% of requests", series=shares)
+    title = f"{workload}: time to the first token"
+    (folder / f"{workload}-over-time.svg").write_text(_chart(title, over_time, x="s", y="s", dots=True))
+    (folder / f"{workload}-shares.svg").write_text(_chart(title, shares, x="s", y="% of requests"))
 
 
-def _points(rounds: Sequence[Round]) -> tuple[dict[str, chart.Points], dict[str, chart.Points]]:
+def _chart(title: str, series: Mapping[str, Points], *, x: str, y: str, dots: bool = False) -> str:
+    points = [point for each in series.values() for point in each]
+    x_last, y_last = (max((point[axis] for point in points), default=0) or 1.0 for axis in (0, 1))
+    lines = [chart.Line(*each) for each in series.items()]
+    return chart.draw(title, [chart.Panel(y, lines, chart.ticks(x_last), chart.ticks(y_last))], x, dots=dots)
+
+
+def steps_of_share(values: Sequence[float]) -> Points:
+    """Points (value, percent of all values that do not exceed it)."""
+    ordered = sorted(values)
+    return [(value, 100 * (place + 1) / len(ordered)) for place, value in enumerate(ordered)]
+
+
+def _points(rounds: Sequence[Round]) -> tuple[dict[str, Points], dict[str, Points]]:
     """Time to first token over time, and its cumulative distribution, for each arm."""
-    over_time: dict[str, list[tuple[float, float]]] = {}
+    over_time: dict[str, Points] = {}
     for each in rounds:
         points = over_time.setdefault(each.arm, [])
         for outcome in each.outcomes:
             if outcome.reply.ttft_s is not None and outcome.ask.kind != FILLER:
                 points.append((outcome.began_s, outcome.reply.ttft_s))
-    shares = {arm: chart.steps_of_share([seconds for _, seconds in points]) for arm, points in over_time.items()}
-    return dict(over_time), dict(shares)
+    shares = {arm: steps_of_share([seconds for _, seconds in points]) for arm, points in over_time.items()}
+    return over_time, shares
 
 
 def _cell(found: Sequence[Figure]) -> str:

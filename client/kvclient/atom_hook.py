@@ -16,9 +16,10 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from kvclient.atom.register import register
-
+NAME = "kvserver"
+MODULE = "kvclient.atom"
 FACTORY = "atom.kv_transfer.disaggregation.factory"
 PTH = "kvserver_atom.pth"
 LINE = "import os; os.environ.get('KVSERVER_ATOM') and __import__('kvclient.atom_hook', fromlist=['arm']).arm()\n"
@@ -51,6 +52,19 @@ class _Registering(Loader):
     def exec_module(self, module: ModuleType) -> None:
         self._inner.exec_module(module)
         register(module.KVConnectorFactory)
+
+
+def register(factory: Any) -> None:
+    """Register the connector. factory: ATOM's KVConnectorFactory. Idempotent."""
+    factory.register(
+        NAME,
+        worker_module=MODULE,
+        worker_class="KvServerConnector",
+        scheduler_module=MODULE,
+        scheduler_class="KvServerScheduler",
+        # True would make ATOM use HBM to stage transfers to another node, for DeepSeek-V4.
+        requires_pd_staging=False,
+    )
 
 
 def arm() -> None:

@@ -26,11 +26,10 @@ from kvclient.memory.blocks import StorePart, check_keys, cut_retrieve, cut_stor
 from kvclient.transport.caches import Cache, check_event, prepare
 from kvclient.transport.calls import Calls, Question, found_from
 from kvclient.transport.connection import Connection
-from kvclient.transport.gate import Gate, Link
+from kvclient.transport.gate import Gate, Link, Slots
 from kvclient.transport.inquiries import Inquiries
 from kvclient.transport.jobs import SPARE_SHARE, Jobs
 from kvclient.transport.session import Identity, local_path
-from kvclient.transport.slots import Slots
 from kvclient.transport.transports import R
 from kvclient.values import Blocks, CacheSpec, Found, Lease, RetrieveResult, StoreResult, Timeouts
 from kvserver import __version__

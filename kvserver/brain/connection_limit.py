@@ -16,6 +16,8 @@ from contextlib import suppress
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from kvserver import logs
+
 REFUSALS_A_LINE_S = 10.0
 CROWD = 4
 """The socket is unbound for SHUT_S when the refused connections reach this many times the bound."""
@@ -97,7 +99,7 @@ class Guests:
         if time.monotonic() - self._said_s >= REFUSALS_A_LINE_S:
             self._said_s = time.monotonic()
             fields = ("socket", self._name), ("connections", self._most), ("so_far", self._refused)
-            logging.getLogger("kvserver").warning(self._refused_as, extra={"fields": fields})
+            logs.event(logging.WARNING, self._refused_as, *fields)
         with suppress(OSError), _borrowed(descriptor) as connection:
             if _door(descriptor) == self._door:
                 connection.shutdown(socket.SHUT_RDWR)

@@ -26,6 +26,8 @@ from kvserver.wire.orders import Alive, Copy, Order, Wish
 BACKLOG = 4096
 """Connections that wait until they are accepted. They take no descriptor of ours. The kernel may allow fewer
 (net.core.somaxconn); a non-blocking client then gets EAGAIN and tries again."""
+ACCEPTED_PER_TURN = 8
+"""Connections accepted at one door before other events have their turn."""
 LINGERING_MODES = ("staged", "server-gather")
 LINGER_S = 0.001
 """How long the loop polls after it ordered a copy of GPU memory; movers and clients do the same. A copy of 32 MiB ends

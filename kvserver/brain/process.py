@@ -1,22 +1,19 @@
 """The brain's process: the only file with sockets, clock and loop around the pure Service.
 
-Requests come in at two doors: ZeroMQ (zmq_listener.py) and the local socket. The service handles each request, and its
-effects are carried out in order. Clients take turns by their cost (fair_turns.py), so none can monopolize the brain.
+Requests come in at two doors: ZeroMQ (zmq_listener.py) and the local sockets (local_listener.py). The service handles
+each request, and its effects are carried out in order. Clients take turns by their cost (fair_turns.py), so none can
+monopolize the brain.
 """
 
 import asyncio
 import gc
-import itertools
 import logging
 import os
 import signal
 import socket
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from functools import partial
+from collections.abc import Callable
 from typing import Any, Never
 
 import msgspec
@@ -28,12 +25,14 @@ from kvserver.brain.fair_turns import Line
 from kvserver.brain.http.admin import AdminDoor, TellOutcome
 from kvserver.brain.http.server import HttpServer, Snapshot, SnapshotBoard
 from kvserver.brain.listeners import Board, MoverDoor, SupervisorDoor, open_door, read_request
+from kvserver.brain.local_listener import LocalDoor
+from kvserver.brain.offers import Offers
 from kvserver.brain.publisher import Publisher
 from kvserver.brain.zmq_listener import LONG_BYTES, ZmqDoor
 from kvserver.config.config import Config
-from kvserver.config.descriptor_limit import LOCAL_CONNECTIONS_PER_SESSION, OFFERS_EACH, Share, fit
+from kvserver.config.descriptor_limit import Share, fit
 from kvserver.errors import ConfigError
-from kvserver.ipc.fd_sockets import Receiver, broken, client_of, close_all, peer_pidfd, send, widen
+from kvserver.ipc.fd_sockets import Receiver, close_all, peer_pidfd
 from kvserver.ipc.inheritance import CANNOT_START, Inheritance, die_with_parent
 from kvserver.service.base import events
 from kvserver.service.base.effects import (
@@ -83,8 +82,6 @@ from kvserver.wire.orders import (
 )
 from kvserver.wire.zmtp import Message
 
-ACCEPTED_PER_TURN = 8
-"""Connections accepted at one door before other events have their turn."""
 MOVERS_DESCRIPTORS = 2
 REPORTS_PER_TURN = 8
 """Reports from one mover. Each takes 0.2 ms including the orders that follow; with 32, retrieves took twice as long."""
@@ -93,8 +90,6 @@ SNAPSHOT_TICKS = 5
 COLLECT_TICKS = 20
 ADMISSIONS = (Attached, LaneOpen)
 """Replies after which a local connection belongs to a session."""
-DESCRIPTORS_MAX = 4
-"""Descriptors read with one message; a request has one at most."""
 ACCEPT_AGAIN_S = 1.0
 """Pause in accepting after the process ran out of descriptors."""
 
@@ -121,20 +116,9 @@ class Shell:
         )
         self._counters = self._service.counters
         self._snapshots = SnapshotBoard()
-        self._receiver = Receiver(FRAME_BYTES_MAX + 1, DESCRIPTORS_MAX)
-        self._report_receiver = Receiver(ORDER_BYTES_MAX, 4)
-        self._last_peer = self._last_descriptor = self._ticks = 0
-        self._locals: dict[int, socket.socket] = {}
-        self._clients: dict[int, int] = {}
-        """Local connection -> number of the process at its other end (fd_sockets.client_of)."""
-        self._lanes: set[int] = set()
-        """Local connections that carry no descriptors; receiving from them is cheaper."""
-        self._strangers: dict[int, float] = {}
-        """Local connections without a session, oldest first -> when they came (s)."""
-        self._descriptors: dict[int, tuple[int, int]] = {}
-        """Number of an offer -> its descriptor, and the peer that sent it. Removed when a mover gets it."""
-        self._offers: Counter[int] = Counter()
-        """Peer -> its entries in `_descriptors`."""
+        self._receiver = Receiver(ORDER_BYTES_MAX, 4)
+        self._last_peer = self._ticks = 0
+        self._offers = Offers(share.offers)
         self._operators: dict[int, TellOutcome] = {}
         """Peer of an operator's command -> callback for its outcome. Each command has its own peer."""
         self._boards: dict[int, Board] = {}
@@ -152,8 +136,19 @@ class Shell:
             gone=lambda peer: self._handle(events.PeerGone(peer)),
             strangers_max=share.strangers,
         )
-        self._listener = open_door(config, ".local", socket.SOCK_SEQPACKET)
-        self._effects: dict[type, Callable[..., None]] = {
+        self._local_listener = open_door(config, ".local", socket.SOCK_SEQPACKET)
+        self._local = LocalDoor(
+            self._local_listener,
+            self._loop,
+            self._next_peer,
+            self._arrived,
+            self._line,
+            too_long=lambda peer, why: self._refuse_frame(peer, "frame-size", why),
+            gone=lambda peer: self._handle(events.PeerGone(peer)),
+            share=share,
+            patience_s=config.attach_ttl_ms / 1000,
+        )
+        self._effects: dict[type, Callable[..., object]] = {
             Publish: lambda effect: self._ledger.seal(effect.records),
             Withdraw: lambda effect: self._ledger.clear(effect.offsets),
             PutNamespace: lambda effect: self._ledger.put_namespace(effect.number, effect.document),
@@ -163,9 +158,9 @@ class Shell:
             AnswerWithMover: self._answer_with_mover,
             Instruct: self._instruct,
             Ask: lambda effect: self._supervisor.tell(effect.wish),
-            CloseDescriptors: lambda effect: close_all(self._take_offered(effect.numbers)),
+            CloseDescriptors: lambda effect: close_all(self._offers.take(effect.numbers)),
             CloseSession: self._close_session,
-            GoOn: self._go_on,
+            GoOn: lambda _: self._loop.call_soon(self._handle, events.GoOn()),
             Log: lambda effect: logs.event(effect.level, effect.event, *effect.fields),
             Audit: lambda effect: logs.audit(*effect.fields),
             ChangeLogLevel: lambda effect: logs.set_level(effect.level),
@@ -181,7 +176,7 @@ class Shell:
         self._loop.set_exception_handler(_die)
         self._loop.add_signal_handler(signal.SIGTERM, self._stopping.set)
         self._loop.add_reader(self._zmq_listener, self._accept, self._zmq_listener, self._zmq.accept)
-        self._loop.add_reader(self._listener, self._accept, self._listener, self._accept_local)
+        self._loop.add_reader(self._local_listener, self._accept, self._local_listener, self._local.accept)
         self._loop.add_reader(self._control, self._take_news)
         self._tick()
         logs.event(logging.INFO, "server ready", ("socket", self._config.socket), ("http_port", self._config.http_port))
@@ -211,7 +206,7 @@ class Shell:
     def _arrived(self, peer: int, frame: memoryview | bytes, descriptors: list[int]) -> None:
         """Handles one request, or refuses a malformed one. Takes ownership of the descriptors."""
         try:
-            request = read_request(frame, local=peer in self._locals)
+            request = read_request(frame, local=peer in self._local)
         except Malformed as malformed:
             close_all(descriptors)
             self._counters.errors["request"] += 1
@@ -219,13 +214,12 @@ class Shell:
             return
         number = -1
         if isinstance(request, Offer) and len(descriptors) == 1:
-            if why := self._no_room_for_offer(peer):
+            held = sum(door.held for door in self._movers.values())
+            if why := self._offers.no_room(peer, with_movers=held):
                 close_all(descriptors)
                 self._answer(peer, Error(request.id, "resource", "descriptors", why))
                 return
-            self._last_descriptor = number = self._last_descriptor + 1
-            self._descriptors[number] = descriptors[0], peer
-            self._offers[peer] += 1
+            number = self._offers.add(peer, descriptors[0])
         else:
             close_all(descriptors)
         if isinstance(request, Lookup):
@@ -237,24 +231,6 @@ class Shell:
                 self._service.lookup_took(ended_ns - began_ns)
         else:
             self._handle(events.Arrived(peer, request, number))
-
-    def _no_room_for_offer(self, peer: int) -> str:
-        """Why a peer may offer no further descriptor; empty when it may.
-
-        A peer may have as many as are free, so no peer takes all. OFFERS_EACH are always allowed."""
-        own, held = self._offers[peer], sum(door.held for door in self._movers.values())
-        free = self._share.offers - len(self._descriptors) - held
-        if own < max(free, OFFERS_EACH):
-            return ""
-        return f"{own} descriptors of this session wait for a register, and there is room for {max(free, 0)} of all"
-
-    def _take_offered(self, numbers: Sequence[int]) -> list[int]:
-        taken = [self._descriptors.pop(number) for number in numbers]
-        self._offers.subtract(peer for _, peer in taken)
-        for _, peer in taken:
-            if not self._offers[peer]:
-                del self._offers[peer]
-        return [descriptor for descriptor, _ in taken]
 
     def _next_peer(self) -> int:
         self._last_peer += 1
@@ -276,73 +252,12 @@ class Shell:
             self._loop.remove_reader(listener)
             self._loop.call_later(ACCEPT_AGAIN_S, self._loop.add_reader, listener, self._accept, listener, accept)
 
-    def _accept_local(self) -> None:
-        for _ in range(ACCEPTED_PER_TURN):
-            try:
-                connection, _ = self._listener.accept()
-            except BlockingIOError:
-                return
-            most = self._share.sessions * LOCAL_CONNECTIONS_PER_SESSION
-            if self._strangers and (len(self._strangers) >= self._share.strangers or len(self._locals) >= most):
-                self._close_local(next(iter(self._strangers)))
-            if len(self._locals) >= most:
-                with connection, suppress(OSError):
-                    connection.send(
-                        encode(Error(0, "resource", "connections", f"{len(self._locals)} are open, no more can be"))
-                    )
-                continue
-            connection.setblocking(False)
-            with suppress(OSError):  # replies fit into the default buffer as well
-                widen(connection)
-            peer = self._next_peer()
-            self._locals[peer] = connection
-            self._clients[peer] = client_of(connection)
-            self._strangers[peer] = time.monotonic()
-            self._loop.add_reader(connection, self._look_at_local, peer, connection)
-
-    def _look_at_local(self, peer: int, connection: socket.socket) -> None:
-        client = self._clients[peer]
-        if self._line.at_once(client):
-            self._line.serve(client, partial(self._receive_local, peer, connection))
-        else:
-            self._loop.remove_reader(connection)
-            self._line.wait(client, partial(self._receive_local_in_line, peer, connection))
-
-    def _receive_local_in_line(self, peer: int, connection: socket.socket) -> None:
-        if self._locals.get(peer) is connection:
-            self._receive_local(peer, connection)
-        if self._locals.get(peer) is connection:
-            self._loop.add_reader(connection, self._look_at_local, peer, connection)
-
-    def _receive_local(self, peer: int, connection: socket.socket) -> None:
-        """Receives one message. A lane has one request in flight; for a connection with more the loop calls again."""
-        descriptors: list[int] = []
-        try:
-            if peer in self._lanes:
-                frame, cut = self._receiver.receive_plain(connection)
-            else:
-                frame, descriptors, cut = self._receiver.receive(connection)
-        except BlockingIOError:
-            return
-        except OSError:
-            self._close_local(peer)
-            return
-        if not frame:
-            close_all(descriptors)
-            self._close_local(peer)
-        elif cut:
-            close_all(descriptors)
-            most = f"{FRAME_BYTES_MAX} bytes and {DESCRIPTORS_MAX} descriptors"
-            self._refuse_frame(peer, "frame-size", f"longer than a message may be: at most {most} are read")
-        else:
-            self._arrived(peer, frame, descriptors)
-
     def _drain_reports(self, number: int, door: MoverDoor) -> None:
         for _ in range(REPORTS_PER_TURN):
             if self._movers.get(number) is not door:
                 return
             try:
-                frame, descriptors, _ = self._report_receiver.receive(door.socket)
+                frame, descriptors, _ = self._receiver.receive(door.socket)
             except BlockingIOError:
                 return
             except OSError as problem:
@@ -382,30 +297,19 @@ class Shell:
         self._loop.call_later(TICK_S, self._tick)
         self._handle(events.Tick())
         self._line.tick()
-        self._show_strangers_out()
+        self._local.show_strangers_out()
         self._ticks += 1
         if self._ticks % SNAPSHOT_TICKS == 0:
             status = self._service.status(time.monotonic_ns())
             self._snapshots.publish(Snapshot(time.monotonic(), status, self._counters.copy()))
         if self._ticks % COLLECT_TICKS == 1:
             self._supervisor.alive()
-            self._close_broken()
+            self._zmq.close_broken()
+            self._local.close_broken()
         if self._ticks % COLLECT_TICKS == 0:
             gc.collect(1)
             self._ledger.forget_pages()
             gc.freeze()  # survivors belong to the index; a full collection over it would stop the brain for a second
-
-    def _close_broken(self) -> None:
-        self._zmq.close_broken()
-        peers = {connection: peer for peer, connection in self._locals.items()}
-        for end in broken(peers):
-            self._close_local(peers[end])
-
-    def _show_strangers_out(self) -> None:
-        """Closes local connections that have no session after attach_ttl_ms, to make room for others."""
-        since = time.monotonic() - self._config.attach_ttl_ms / 1000
-        for peer in [peer for peer, came in itertools.takewhile(lambda item: item[1] < since, self._strangers.items())]:
-            self._close_local(peer)
 
     def _command(self, who: str, command: AnyCommand, tell: TellOutcome) -> None:
         """Handles an operator's command that came in over HTTP."""
@@ -431,17 +335,11 @@ class Shell:
             self._operators.pop(peer)(reply)  # type: ignore[arg-type]
             return
         frame = encode(reply)
-        connection = self._locals.get(peer)
-        if connection is not None:
+        if peer in self._local:
             if type(reply) in ADMISSIONS:
-                del self._strangers[peer]
-                if type(reply) is LaneOpen:
-                    self._lanes.add(peer)
-            try:
-                send(connection, frame, () if descriptor < 0 else (descriptor,))
-            except OSError:
+                self._local.admit(peer, is_lane=type(reply) is LaneOpen)
+            if not self._local.send(peer, frame, () if descriptor < 0 else (descriptor,)):
                 self._drop(reply)
-                self._loop.call_soon(self._close_local, peer)
             return
         if isinstance(reply, Welcome):
             self._zmq.welcome(peer)
@@ -458,7 +356,7 @@ class Shell:
             self._loop.call_soon(self._handle, events.Unheard(reply.lease))
 
     def _answer_with_board(self, effect: AnswerWithBoard) -> None:
-        connection = self._locals.get(effect.peer)
+        connection = self._local.end_of(effect.peer)
         if connection is None:
             return
         try:
@@ -489,7 +387,7 @@ class Shell:
 
     def _instruct(self, effect: Instruct) -> None:
         """Sends an order with its descriptors, which are closed here afterwards."""
-        descriptors = self._take_offered(effect.descriptors)
+        descriptors = self._offers.take(effect.descriptors)
         door = self._movers.get(effect.mover)
         if door is None:
             close_all(descriptors)
@@ -503,9 +401,6 @@ class Shell:
             return
         door.send(effect.order, descriptors)
 
-    def _go_on(self, _effect: GoOn) -> None:
-        self._loop.call_soon(self._handle, events.GoOn())
-
     # ---------------------------------------------------------------- ends
 
     def _close_session(self, effect: CloseSession) -> None:
@@ -516,23 +411,10 @@ class Shell:
                 self._loop.remove_reader(board.pidfd)
                 os.close(board.pidfd)
         for peer in effect.peers:
-            if peer in self._locals:
-                self._drop_local(peer)
+            if peer in self._local:
+                self._local.drop(peer)
             else:
                 self._zmq.forget(peer)
-
-    def _close_local(self, peer: int) -> None:
-        if peer in self._locals:
-            self._drop_local(peer)
-            self._handle(events.PeerGone(peer))
-
-    def _drop_local(self, peer: int) -> None:
-        connection = self._locals.pop(peer)
-        del self._clients[peer]
-        self._lanes.discard(peer)
-        self._strangers.pop(peer, None)
-        self._loop.remove_reader(connection)
-        connection.close()
 
     def _close_mover(self, number: int) -> None:
         door = self._movers.pop(number, None)

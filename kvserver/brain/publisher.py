@@ -15,9 +15,10 @@ from functools import partial
 
 import zmq
 
+from kvserver import logs
 from kvserver.brain.connection_limit import Guests
 from kvserver.brain.listeners import admit, make_way
-from kvserver.brain.replay_log import REPLAY_AHEAD, Replays, Sent
+from kvserver.brain.replay_log import REPLAY_AHEAD, Replays, Sent, packed
 from kvserver.config.config import Config
 from kvserver.config.paths import replay_endpoint
 from kvserver.errors import ConfigError
@@ -97,7 +98,7 @@ class Publisher:
             ready = dict(poller.poll(min(wait_ms, patience_ms) if self._replays else wait_ms))
             if time.monotonic() - said_s >= ALIVE_S:
                 alive = encode_batch(Batch(time.time(), [], self._incarnation))
-                self._sender.send_multipart((TOPIC, _packed(last), alive), zmq.NOBLOCK)
+                self._sender.send_multipart((TOPIC, packed(last), alive), zmq.NOBLOCK)
                 said_s = time.monotonic()
             if self._bell in ready:
                 os.eventfd_read(self._bell)
@@ -117,11 +118,12 @@ class Publisher:
             patience_ms = SOON_MS if self._replays.turn() else min(2 * patience_ms, LATER_MS)
             if self._lost != lost:
                 lost = self._lost
-                _warn("events lost", batches=lost, why="more was handed over than could be sent")
+                why = "more was handed over than could be sent"
+                logs.event(logging.WARNING, "events lost", ("batches", lost), ("why", why))
 
     def _send(self, sequence: int, payload: bytes) -> None:
         self._replays.keep(sequence, payload)
-        self._sender.send_multipart((TOPIC, _packed(sequence), payload))
+        self._sender.send_multipart((TOPIC, packed(sequence), payload))
 
     def _take_request(self) -> None:
         identity, *frames = self._replayer.recv_multipart()
@@ -165,11 +167,3 @@ def _bind(bound: "zmq.Socket[bytes]", endpoint: str, config: Config) -> None:
 def _path(endpoint: str) -> str:
     """The path of an ipc endpoint; empty for any other."""
     return endpoint.removeprefix("ipc://") if endpoint.startswith("ipc://") else ""
-
-
-def _warn(event: str, **fields: object) -> None:
-    logging.getLogger("kvserver").warning(event, extra={"fields": tuple(fields.items())})
-
-
-def _packed(sequence: int) -> bytes:
-    return sequence.to_bytes(SEQUENCE_BYTES, "big")

@@ -89,9 +89,9 @@ class Replays:
         if wanted > self._last:
             return REPLAY_END, b"", 0
         if (payload := self._ring.get(wanted)) is not None:
-            return _packed(wanted), payload, wanted + 1
+            return packed(wanted), payload, wanted + 1
         kept = next(sequence for sequence in self._from(wanted) if sequence in self._ring)
-        return _packed(kept - 1), self._batch(Missed(wanted, kept - 1)), kept
+        return packed(kept - 1), self._batch(Missed(wanted, kept - 1)), kept
 
     def _from(self, wanted: int) -> Iterator[int]:
         """The sequences that may be kept from `wanted` on. The last batch is always kept, however large."""
@@ -101,5 +101,5 @@ class Replays:
         return encode_batch(Batch(time.time(), [event], self._incarnation))
 
 
-def _packed(sequence: int) -> bytes:
+def packed(sequence: int) -> bytes:
     return sequence.to_bytes(SEQUENCE_BYTES, "big")

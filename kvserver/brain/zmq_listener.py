@@ -13,18 +13,17 @@ and send() returns False.
 
 import asyncio
 import socket
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
 from kvserver.brain.fair_turns import Line
+from kvserver.brain.listeners import ACCEPTED_PER_TURN
 from kvserver.ipc.fd_sockets import broken, client_of
 from kvserver.wire.messages import FRAME_BYTES_MAX
 from kvserver.wire.zmtp import Alien, Message, Stream, packed
 
 READ_BYTES = 256 << 10
-ACCEPTED_PER_TURN = 8
 DROPPED_BYTES_MAX = 2 * FRAME_BYTES_MAX
 """A peer that sends a longer frame loses its connection. Frames between FRAME_BYTES_MAX and this are refused with a
 reply."""
@@ -43,10 +42,9 @@ class _Connection:
     client: int
     """Number of the process at the other end (fd_sockets.client_of)."""
     stream: Stream = field(default_factory=lambda: Stream(FRAME_BYTES_MAX, DROPPED_BYTES_MAX))
-    waiting: deque[memoryview] = field(default_factory=deque)
-    """Data to be sent as soon as the peer reads."""
-    unread: int = 0
-    """Bytes in `waiting`."""
+    waiting: bytearray = field(default_factory=bytearray)
+    """Data to be sent as soon as the peer reads. One array, because a small reply as an object takes several times its
+    bytes."""
     unfinished: int = 0
     """Counted bytes of the unfinished request; 0 up to SMALL_BYTES."""
     has_more: bool = False
@@ -209,41 +207,36 @@ class ZmqDoor:
     def _send(self, connection: _Connection, data: bytes) -> bool:
         if connection.closed:
             return False
-        rest = memoryview(data)
+        sent = 0
         if not connection.waiting:
             try:
-                rest = rest[connection.end.send(data) :]
+                sent = connection.end.send(data)
             except BlockingIOError:
                 pass  # all of it waits
             except OSError:
                 self._loop.call_soon(self._close, connection)
                 return False
-        elif connection.unread + len(rest) > UNREAD_PEER_BYTES_MAX or self._unread_bytes > UNREAD_BYTES_MAX:
+        elif len(connection.waiting) + len(data) > UNREAD_PEER_BYTES_MAX or self._unread_bytes > UNREAD_BYTES_MAX:
             return False
-        if rest:
+        if sent < len(data):
             if not connection.waiting:
                 self._loop.add_writer(connection.end, self._write, connection)
-            connection.waiting.append(rest)
-            connection.unread += len(rest)
-            self._unread_bytes += len(rest)
+            connection.waiting += memoryview(data)[sent:]
+            self._unread_bytes += len(data) - sent
         return True
 
     def _write(self, connection: _Connection) -> None:
         while connection.waiting:
-            data = connection.waiting[0]
             try:
-                sent = connection.end.send(data)
+                sent = connection.end.send(connection.waiting)
             except BlockingIOError:
                 return
             except OSError:
                 self._close(connection)
                 return
-            connection.unread -= sent
+            del connection.waiting[:sent]
             self._unread_bytes -= sent
-            if sent < len(data):
-                connection.waiting[0] = data[sent:]
-            else:
-                connection.waiting.popleft()
+        connection.waiting = bytearray()  # gives its memory back
         self._loop.remove_writer(connection.end)
 
     def _close(self, connection: _Connection) -> None:
@@ -255,7 +248,7 @@ class ZmqDoor:
         self._strangers.pop(connection, None)
         self._unfinished.pop(connection, None)
         self._unfinished_bytes -= connection.unfinished
-        self._unread_bytes -= connection.unread
+        self._unread_bytes -= len(connection.waiting)
         self._loop.remove_reader(connection.end)
         self._loop.remove_writer(connection.end)
         connection.end.close()

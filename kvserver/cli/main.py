@@ -8,7 +8,6 @@ modules when it runs, so that --help and a start do not wait for modules that th
 import functools
 import inspect
 import os
-import shlex
 import subprocess
 import sys
 import traceback
@@ -34,6 +33,8 @@ STATUS_S = 5.0
 CHECKOUT = Path(kvserver.__file__).resolve().parent.parent
 BENCHES = ("service", "host", "start", "offload", "disk", "streaming", "recovery", "drain", "vllm")
 """Benchmarks of a checkout that run without a GPU (vllm only if its engine does). Those for GPUs are not listed."""
+PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+"""Settings of a command whose options, --help included, another program reads."""
 
 app = typer.Typer(
     help="A KV-cache server for LLM inference engines.",
@@ -47,9 +48,13 @@ app.add_typer(admin.app, name="admin")
 
 
 def main() -> NoReturn:
-    """The command's edge: an expected error is printed as one line, any other as a traceback and as a bug."""
+    run_command(app, "kvserver")
+
+
+def run_command(command: typer.Typer, name: str) -> NoReturn:
+    """A command's edge: an expected error is printed as one line, any other as a traceback and as a bug."""
     try:
-        app(prog_name="kvserver")
+        command(prog_name=name)
     except KvError as error:
         _complain(str(error))
         sys.exit(2 if isinstance(error, ConfigError) else 1)
@@ -116,41 +121,25 @@ CONFIG_FLAGS = (
     *(Flag(old, "TEXT", "", f"Called {new} now.", hidden=True) for old, new in RENAMED.items()),
 )
 
-REPLAY_FLAGS = (
-    Flag("trace", "NAME|FILE", "claude-code", "Recorded traffic: claude-code, mooncake, or a file."),
-    Flag("requests", "N", "1500", "Requests to send. 0: all of the trace once."),
+TRAFFIC_FLAGS = (
     Flag("users", "N", "16", "Sessions at any time."),
     Flag("workers", "N", "2", "Engine-like processes."),
     Flag("in_flight", "N", "3", "Requests that a worker has begun and not ended."),
     Flag("context_tokens_max", "N", "100000", "A session ends at its first longer request."),
     Flag("think_s_max", "SECONDS", "600.0", "Longer pauses are cut to this; all pass on a simulated clock."),
-    Flag("pool_tokens", "N", "262144", "Paged KV of each worker."),
     Flag("block_tokens", "N", "64", "Tokens of a block."),
     Flag("blocks_per_chunk", "N", "4", "Blocks of a chunk."),
-    Flag("regions", "N", "8", "Layers x K/V."),
-    Flag("page_bytes", "BYTES", "8KiB", "Bytes of one block in one region."),
-    Flag("arena_bytes", "BYTES", "384MiB", "Arena of the servers that are started."),
-    Flag("disk_dir", "PATH", "/var/tmp", "Where disk tiers of arms with --disk-bytes lie; removed at the end."),
-    Flag("restart_after", "N", "0", "Kill the server after so many requests, and start it again. 0: never."),
-    Flag("prefill_times", "RATIO", "8.75", "Time to prefill, over that of Llama-3.1-8B on an H200."),
-    Flag("model_token_bytes", "BYTES", "160KiB", "KV of a token of the modelled model."),
-    Flag("model_disk_bytes_per_s", "RATE", "0.0", "Rate of the modelled disks. 0: as measured in the run."),
-    Flag("socket", "PATH", "start one", "Use the server at this socket."),
     Flag("seed", "N", "42", "Of everything that is drawn."),
-    Flag("name", "WORD", "replay", "First word of the last line."),
 )
-"""Named as in replay/options.py, whose defaults are repeated here because importing it costs as much as a start."""
-
 SIZE_FLAGS = (
     Flag("arena_bytes", "BYTES,...", "eight powers of two", "Arenas to try, with commas between them."),
     Flag("policy", "lru|arc", "lru", "What leaves DRAM first, as the server's eviction_policy."),
     Flag("token_bytes", "BYTES", "128KiB", "KV of a token, of all ranks."),
     Flag("requests", "N", "0", "Requests to send. 0: all of the trace once."),
     Flag("pool_tokens", "N", "262144", "Paged KV of each worker. 0: none, so that the server serves all reuse."),
-    *(flag for flag in REPLAY_FLAGS if flag.name in ("users", "workers", "in_flight", "context_tokens_max")),
-    *(flag for flag in REPLAY_FLAGS if flag.name in ("think_s_max", "block_tokens", "blocks_per_chunk", "seed")),
+    *TRAFFIC_FLAGS,
 )
-"""Named as in sizing/options.py."""
+"""Named as in sizing/options.py, whose defaults are repeated here because importing it costs as much as a start."""
 
 
 # ---------------------------------------------------------------- commands
@@ -363,45 +352,15 @@ def disk_(
     raise typer.Exit(1 if counts.total() > counts["right"] else 0)
 
 
-@app.command()
-@flagged(REPLAY_FLAGS)
-def replay(
-    given: dict[str, str],
-    *,
-    arm: Annotated[
-        list[str] | None,
-        typer.Option(metavar="'NAME: FLAGS'", help="A server to compare, with its own serve flags; may be repeated."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw hit rates and times to first token, as an SVG file.")
-    ] = None,
-) -> None:
-    """Replay recorded traffic with engine-like workers and compare every byte; exits with 1 if one is wrong."""
-    from kvserver.cli.progress import shown
-    from kvserver.replay.options import Arm, ReplayOptions
-    from kvserver.replay.plot import draw
-    from kvserver.replay.progress import Progress
-    from kvserver.replay.report import progress_line, render, render_json
-    from kvserver.replay.run import run
-
-    values = {name: _replay_value(ReplayOptions, name, text) for name, text in given.items()}
-    if arm:
-        pairs = [text.partition(":") for text in arm]
-        values["arms"] = tuple(Arm(name.strip(), tuple(shlex.split(flags))) for name, _, flags in pairs)
-    elif "socket" in given:
-        values["arms"] = (Arm("with kvserver"),)
-    options = ReplayOptions(**values)
-    with shown() as show:
-
-        def tell(progress: Progress) -> None:
-            show(progress.requests_ended, progress.requests, progress_line(progress))
-
-        result = run(options, tell)
-    if plot is not None:
-        plot.write_text(draw(result))
-    typer.echo(render_json(result) if as_json else render(result))
-    raise typer.Exit(result.exit_code)
+@app.command(context_settings=PASSED_ON)
+def replay(context: typer.Context) -> None:
+    """Replay recorded traffic with engine-like workers and compare every byte (from a checkout)."""
+    if not (CHECKOUT / "benchmarks" / "replay").is_dir():
+        text = f"replays are part of a checkout, not of an installation; there is no {CHECKOUT}/benchmarks/replay"
+        raise ConfigError("replay", f"{text}. `kvserver size` estimates hit rates anywhere")
+    path = os.pathsep.join(filter(None, (str(CHECKOUT), os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, "-P", "-m", "benchmarks.replay", *context.args]
+    os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": path})  # files are named from where the user is
 
 
 @app.command()
@@ -421,8 +380,8 @@ def size(
     from kvserver.sizing.run import Progress, run
 
     words = filter(None, given.pop("arena_bytes", "").split(","))
-    sizes = tuple(_replay_value(SizingOptions, "arena_bytes", word.strip()) for word in words)
-    values = {name: _replay_value(SizingOptions, name, text) for name, text in given.items()}
+    sizes = tuple(option_value(SizingOptions, "arena_bytes", word.strip()) for word in words)
+    values = {name: option_value(SizingOptions, name, text) for name, text in given.items()}
     with shown() as show:
 
         def tell(progress: Progress) -> None:
@@ -477,7 +436,7 @@ def _load(given: Mapping[str, str]) -> tuple[Config, dict[str, str]]:
     return load(Path(path) if path is not None else None, flags)
 
 
-def _replay_value(options: type, name: str, text: str) -> Any:
+def option_value(options: type, name: str, text: str) -> Any:
     """The value of an option's text, in the type of the field with that name. Raises ConfigError."""
     if name in ("socket", "disk_dir"):
         return Path(text)
@@ -489,7 +448,7 @@ def _replay_value(options: type, name: str, text: str) -> Any:
             return value
         return type(getattr(options, name))(text)
     except ValueError:
-        raise ConfigError("replay-options", f"{name}={text!r} must be a number") from None
+        raise ConfigError("option", f"{name}={text!r} must be a number") from None
 
 
 def _ask_status(socket: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import msgspec
 
 from kvserver.config import quotas
 from kvserver.config.file import read_table
-from kvserver.config.keys import About, Key, declared
+from kvserver.config.keys import Key, Within, declared
 from kvserver.config.paths import check_directory, check_socket, default_cache_dir, default_socket, replay_endpoint
 from kvserver.errors import ConfigError
 from kvserver.units import GIB, KIB, MIB, TIB, show_bytes
@@ -47,229 +47,178 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     socket: Annotated[
         str,
-        About(
-            "Path of the ZeroMQ socket; the local door is made beside it as SOCKET.local. Empty: "
-            "/run/kvserver/kvserver.sock for root, else kvserver/kvserver.sock in $XDG_RUNTIME_DIR."
-        ),
+        "Path of the ZeroMQ socket; the local door is made beside it as SOCKET.local. Empty: "
+        "/run/kvserver/kvserver.sock for root, else kvserver/kvserver.sock in $XDG_RUNTIME_DIR.",
     ] = ""
     socket_group: Annotated[
-        str, About("Group whose members may connect as well (sockets get mode 0660). Empty: only this user (0600).")
+        str, "Group whose members may connect as well (sockets get mode 0660). Empty: only this user (0600)."
     ] = ""
     arena_bytes: Annotated[
         int,
-        About(
-            "DRAM for cached chunks. It is taken in the background, slab by slab, after the server has begun to "
-            "answer. Rounded down to whole slabs.",
-            least=MIB,
-            most=64 * TIB,
-        ),
+        Within(MIB, 64 * TIB),
+        "DRAM for cached chunks. It is taken in the background, slab by slab, after the server has begun to "
+        "answer. Rounded down to whole slabs.",
     ] = 4 * GIB
     slab_bytes: Annotated[
         int,
-        About(
-            "The arena is cut into slabs; a slab serves shards of one size at a time, and no shard can be larger than "
-            "a slab. Rounded up to whole pages. 0: a power of two, a sixteenth of the arena at most and 256MiB at "
-            "most.",
-            most=GIB,
-        ),
+        Within(0, GIB),
+        "The arena is cut into slabs; a slab serves shards of one size at a time, and no shard can be larger than "
+        "a slab. Rounded up to whole pages. 0: a power of two, a sixteenth of the arena at most and 256MiB at "
+        "most.",
     ] = 0
     huge_page_bytes: Annotated[
-        int,
-        About(
-            "Back the arena by reserved huge pages of this size, 2MiB or 1GiB. 0: ordinary pages.",
-            most=GIB,
-        ),
+        int, Within(0, GIB), "Back the arena by reserved huge pages of this size, 2MiB or 1GiB. 0: ordinary pages."
     ] = 0
     arena_path: Annotated[
         str,
-        About(
-            "Directory on tmpfs, or with huge_page_bytes on hugetlbfs, for the arena and its ledger as files that the "
-            "next start finds again, where no systemd keeps them. Made when it is missing. Empty: memory that ends "
-            "with the server."
-        ),
+        "Directory on tmpfs, or with huge_page_bytes on hugetlbfs, for the arena and its ledger as files that the "
+        "next start finds again, where no systemd keeps them. Made when it is missing. Empty: memory that ends "
+        "with the server.",
     ] = ""
     ledger_path: Annotated[
         str,
-        About(
-            "Directory on tmpfs for the ledger, where arena_path is on hugetlbfs, which would fill the ledger's holes. "
-            "Empty: arena_path."
-        ),
+        "Directory on tmpfs for the ledger, where arena_path is on hugetlbfs, which would fill the ledger's holes. "
+        "Empty: arena_path.",
     ] = ""
     numa_node: Annotated[
         int,
-        About(
-            "NUMA node that the arena is taken from while it has memory. -1: that of the GPUs, and where they are on "
-            "several, these in turn; wherever the kernel puts it without GPUs, or under numactl.",
-            -1,
-            1023,
-        ),
+        Within(-1, 1023),
+        "NUMA node that the arena is taken from while it has memory. -1: that of the GPUs, and where they are on "
+        "several, these in turn; wherever the kernel puts it without GPUs, or under numactl.",
     ] = -1
     touch_threads: Annotated[
-        int, About("Threads that touch new memory of the arena. 0: half the cores, 4 at most.", most=256)
+        int, Within(0, 256), "Threads that touch new memory of the arena. 0: half the cores, 4 at most."
     ] = 0
     copy_threads: Annotated[
-        int, About("Threads that copy in a mover of the host device. 0: one a core, 4 at most.", most=256)
+        int, Within(0, 256), "Threads that copy in a mover of the host device. 0: one a core, 4 at most."
     ] = 0
     device_library: Annotated[
-        str,
-        About(
-            "Path of the GPU driver's library, libcuda.so.1 or libamdhip64.so. Empty: the one that the system finds."
-        ),
+        str, "Path of the GPU driver's library, libcuda.so.1 or libamdhip64.so. Empty: the one that the system finds."
     ] = ""
     arena_reach: Annotated[
         Literal["auto", "register", "bounce"],
-        About(
-            "How GPUs reach the arena: register = DMA on the arena itself, bounce = over pinned memory of the mover's "
-            "own. auto: register on NVIDIA, bounce on AMD."
-        ),
+        "How GPUs reach the arena: register = DMA on the arena itself, bounce = over pinned memory of the mover's "
+        "own. auto: register on NVIDIA, bounce on AMD.",
     ] = "auto"
     cache_dir: Annotated[
         str,
-        About(
-            "Directory for compiled kernels, measurements of devices, and clears that no disk could note, made when it "
-            "is missing. Empty: "
-            "/var/cache/kvserver for root, else kvserver in $XDG_CACHE_HOME or ~/.cache."
-        ),
+        "Directory for compiled kernels, measurements of devices, and clears that no disk could note, made when it "
+        "is missing. Empty: "
+        "/var/cache/kvserver for root, else kvserver in $XDG_CACHE_HOME or ~/.cache.",
     ] = ""
     eviction_policy: Annotated[
         Literal["lru", "arc"],
-        About(
-            "What leaves DRAM first. lru: what was used longest ago. arc: what came once may have less room than what "
-            "was asked for again, and the server learns how much; for small arenas, and chat beside agents. arc goes "
-            "neither with disk_paths nor with tenants."
-        ),
+        "What leaves DRAM first. lru: what was used longest ago. arc: what came once may have less room than what "
+        "was asked for again, and the server learns how much; for small arenas, and chat beside agents. arc goes "
+        "neither with disk_paths nor with tenants.",
     ] = "lru"
     tenants: Annotated[
         str,
-        About(
-            'Quotas in the arena, by the tenant that caches are registered with: "agents=3GiB..8GiB, chat=..1GiB" '
-            "guarantees agents 3GiB and holds chat to 1GiB; default is whoever has no entry. In a file a table. Empty: "
-            "none, and nothing is counted by tenant."
-        ),
+        'Quotas in the arena, by the tenant that caches are registered with: "agents=3GiB..8GiB, chat=..1GiB" '
+        'guarantees agents 3GiB and holds chat to 1GiB; "default" stands for all tenants without an entry. In a file a '
+        "table. Empty: none, and nothing is counted by tenant.",
     ] = ""
     disk_paths: Annotated[
         str,
-        About(
-            "Directories of the disk tier, one for each device, with commas between them, or in a file a list; file:// "
-            "before a path is accepted. What is missing is made right below a mount point only. Empty: no disk tier."
-        ),
+        "Directories of the disk tier, one for each device, with commas between them, or in a file a list; file:// "
+        "before a path is accepted. What is missing is made right below a mount point only. Empty: no disk tier.",
     ] = ""
     disk_bytes: Annotated[
-        int,
-        About(
-            "Physical bytes that may be taken in each directory, all of them at the start.", least=MIB, most=255 * TIB
-        ),
+        int, Within(MIB, 255 * TIB), "Physical bytes that may be taken in each directory, all of them at the start."
     ] = 64 * GIB
     disk_segment_bytes: Annotated[
         int,
-        About(
-            "A device is cut into segments; a segment serves shards of one size at a time, and no shard on disk can be "
-            "larger. Rounded up to whole pages. A device keeps the one that it was made with.",
-            least=64 * KIB,
-            most=16 * GIB,
-        ),
+        Within(64 * KIB, 16 * GIB),
+        "A device is cut into segments; a segment serves shards of one size at a time, and no shard on disk can be "
+        "larger. Rounded up to whole pages. A device keeps the one that it was made with.",
     ] = 64 * MIB
     disk_tenants: Annotated[
         str,
-        About(
-            'Quotas on disk, all devices together, written as those in tenants: "agents=1TiB.., chat=..200GiB". In a '
-            "file a table. Empty: none."
-        ),
+        'Quotas on disk, all devices together, written as those in tenants: "agents=1TiB.., chat=..200GiB". In a '
+        "file a table. Empty: none.",
     ] = ""
     disk_write_policy: Annotated[
         Literal["evict", "through"],
-        About("evict: write what is next to leave DRAM. through: write everything that is stored, as soon as it may."),
+        "evict: write what is next to leave DRAM. through: write everything that is stored, as soon as it may.",
     ] = "evict"
     disk_admission: Annotated[
         Literal["all", "second-touch"],
-        About(
-            "second-touch: write only chunks that were asked for after they had been stored, or are stored again. "
-            "Saves writes and costs hits, many of them where prompts come back once."
-        ),
+        "second-touch: write only chunks that were asked for after they had been stored, or are stored again. "
+        "Saves writes and costs hits, many of them where prompts come back once.",
     ] = "all"
     disk_daily_write_bytes: Annotated[
-        int, About("Bytes that may be written to each device in any 24 hours. 0: no limit.", most=1024 * TIB)
+        int, Within(0, 1024 * TIB), "Bytes that may be written to each device in any 24 hours. 0: no limit."
     ] = 0
     disk_write_queue_ms: Annotated[
-        int, About("Writes wait no longer than this for their device, at the rate that was measured.", 1, 60_000)
+        int, Within(1, 60_000), "Writes wait no longer than this for their device, at the rate that was measured."
     ] = 1_000
     disk_clean_percent: Annotated[
         int,
-        About(
-            "Share of the arena, by age its coldest, that is kept free, or on disk as well, so that it can be taken at "
-            "once. Chunks that leave DRAM before they were written are lost.",
-            1,
-            100,
-        ),
+        Within(1, 100),
+        "Share of the arena, by age its coldest, that is kept free, or on disk as well, so that it can be taken at "
+        "once. Chunks that leave DRAM before they were written are lost.",
     ] = 25
     disk_job_ms: Annotated[
-        int, About("A disk mover that has not ended a read or write by then is killed.", 1, 600_000)
+        int, Within(1, 600_000), "A disk mover that has not ended a read or write by then is killed."
     ] = 10_000
     disk_engine: Annotated[
-        Literal["auto", "uring", "threads"],
-        About("How devices are read and written. auto: io_uring where it is allowed."),
+        Literal["auto", "uring", "threads"], "How devices are read and written. auto: io_uring where it is allowed."
     ] = "auto"
-    disk_depth: Annotated[int, About("Payloads under way at a device.", 1, 1024)] = 32
+    disk_depth: Annotated[int, Within(1, 1024), "Payloads under way at a device."] = 32
     recompute_tokens_per_s: Annotated[
         int,
-        About(
-            "How fast an engine prefills. A prefix that disks would bring more slowly, at the rate that was measured, "
-            "is not offered. 0: it always is.",
-            most=1_000_000_000,
-        ),
+        Within(0, 1_000_000_000),
+        "How fast an engine prefills. A prefix that disks would bring more slowly, at the rate that was measured, "
+        "is not offered. 0: it always is.",
     ] = 0
     chunks_max: Annotated[
-        int, About("Chunks in the index, all namespaces together; bounds the brain's memory.", 1, 100_000_000)
+        int, Within(1, 100_000_000), "Chunks in the index, all namespaces together; bounds the brain's memory."
     ] = 4_000_000
-    namespaces_max: Annotated[int, About("Namespaces that are held at the same time.", 1, 256)] = 256
-    sessions_max: Annotated[int, About("Client processes at the same time.", 1, 65_536)] = 1024
-    caches_max: Annotated[int, About("Registered caches, all sessions together.", 1, 65_536)] = 1024
-    leases_max: Annotated[int, About("Leases at the same time, all engines together.", 1, 1_000_000)] = 4096
-    jobs_max: Annotated[int, About("Stores and retrieves in flight for one session.", 1, BOARD_WORDS)] = 64
+    namespaces_max: Annotated[int, Within(1, 256), "Namespaces that are held at the same time."] = 256
+    sessions_max: Annotated[int, Within(1, 65_536), "Client processes at the same time."] = 1024
+    caches_max: Annotated[int, Within(1, 65_536), "Registered caches, all sessions together."] = 1024
+    leases_max: Annotated[int, Within(1, 1_000_000), "Leases at the same time, all engines together."] = 4096
+    jobs_max: Annotated[int, Within(1, BOARD_WORDS), "Stores and retrieves in flight for one session."] = 64
     lease_ttl_ms: Annotated[
-        int, About("How long a lease lives unused: the longest wait between a lookup and its retrieve.", 1, DAY_MS)
+        int, Within(1, DAY_MS), "How long a lease lives unused: the longest wait between a lookup and its retrieve."
     ] = 30_000
     lease_extended_ms: Annotated[
-        int, About("How long a lease lives after its first retrieve, for the other ranks to begin theirs.", 1, DAY_MS)
+        int, Within(1, DAY_MS), "How long a lease lives after its first retrieve, for the other ranks to begin theirs."
     ] = 10_000
     reserve_ttl_ms: Annotated[
-        int, About("A chunk of which some rank has not stored its shard by then is discarded.", 1, DAY_MS)
+        int, Within(1, DAY_MS), "A chunk of which some rank has not stored its shard by then is discarded."
     ] = 10_000
-    job_ttl_ms: Annotated[int, About("No store or retrieve runs longer, whatever its client says.", 1, DAY_MS)] = 60_000
-    attach_ttl_ms: Annotated[int, About("A session that has not attached by then is closed.", 1, DAY_MS)] = 10_000
+    job_ttl_ms: Annotated[int, Within(1, DAY_MS), "No store or retrieve runs longer, whatever its client says."] = (
+        60_000
+    )
+    attach_ttl_ms: Annotated[int, Within(1, DAY_MS), "A session that has not attached by then is closed."] = 10_000
     mover_grace_ms: Annotated[
-        int, About("A mover that has not ended a cancelled job, or let a cache go, by then is killed.", 1, 60_000)
+        int, Within(1, 60_000), "A mover that has not ended a cancelled job, or let a cache go, by then is killed."
     ] = 2_000
     mover_start_ms: Annotated[
-        int, About("A mover that is not ready by then is killed, and who waits for it is told.", 1, 3_600_000)
+        int, Within(1, 3_600_000), "A mover that is not ready by then is killed, and requests that wait for it fail."
     ] = 30_000
-    http_host: Annotated[str, About("Address for /healthz, /readyz, /metrics and /status.")] = "127.0.0.1"
-    http_port: Annotated[int, About("Port for them. 0: none.", most=65_535)] = 9710
+    http_host: Annotated[str, "Address for /healthz, /readyz, /metrics and /status."] = "127.0.0.1"
+    http_port: Annotated[int, Within(0, 65_535), "Port for them. 0: none."] = 9710
     http_names: Annotated[
         str,
-        About(
-            "Names, with commas between them, by which others ask for these pages: those that a DNS gives to this "
-            "machine, or a proxy or service to it. IP addresses, localhost, the hostname and http_host are known. "
-            "A request for another name is refused, since a web page of a stranger may have sent it."
-        ),
+        "Names, with commas between them, by which others ask for these pages: those that a DNS gives to this "
+        "machine, or a proxy or service to it. IP addresses, localhost, the hostname and http_host are known. "
+        "A request for another name is refused, since a web page of a stranger may have sent it.",
     ] = ""
     events_endpoint: Annotated[
         str,
-        About(
-            "ZeroMQ endpoint, tcp://HOST:PORT or ipc://PATH, at which is published what is held (docs/events.md). "
-            "What was missed is asked for at PORT + 1, or PATH.replay. Empty: nothing is published."
-        ),
+        "ZeroMQ endpoint, tcp://HOST:PORT or ipc://PATH, at which is published what is held (docs/events.md). "
+        "What was missed is asked for at PORT + 1, or PATH.replay. Empty: nothing is published.",
     ] = ""
     admin_token_file: Annotated[
         str,
-        About(
-            "File with the tokens of those who may command the server over HTTP (POST /admin/…, from this machine "
-            "only): lines NAME: TOKEN, mode 0600 or 0640. Empty: the token in $KVSERVER_ADMIN_TOKEN; without either "
-            "nobody may."
-        ),
+        "File with the tokens of those who may command the server over HTTP (POST /admin/…, from this machine "
+        "only): lines NAME: TOKEN, mode 0600 or 0640. Empty: the token in $KVSERVER_ADMIN_TOKEN; without either "
+        "nobody may.",
     ] = ""
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], About("Least level that is logged.")] = "info"
-    log_format: Annotated[Literal["text", "json"], About("Form of a log line on standard error.")] = "text"
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], "Least level that is logged."] = "info"
+    log_format: Annotated[Literal["text", "json"], "Form of a log line on standard error."] = "text"
 
     def __post_init__(self) -> None:
         for key in KEYS:

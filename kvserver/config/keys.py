@@ -10,6 +10,13 @@ from kvserver.errors import ConfigError
 from kvserver.units import parse_bytes, show_bytes
 
 
+class Within(NamedTuple):
+    """The smallest and largest value of a number, in the declaration of a key."""
+
+    least: int
+    most: int
+
+
 class About(NamedTuple):
     """The description of a key, and its smallest and largest value."""
 
@@ -87,12 +94,13 @@ class Key(NamedTuple):
 
 
 def declared(config: type[msgspec.Struct]) -> tuple[Key, ...]:
-    """The keys of a struct whose fields are Annotated[type, About]."""
+    """The keys of a struct whose fields are Annotated[type, Within (of a number), description]."""
     keys = []
     hints = get_type_hints(config, include_extras=True)
     for field in msgspec.structs.fields(config):
-        kind, about = get_args(hints[field.name])
+        kind, *within, text = get_args(hints[field.name])
         choices = get_args(kind) if get_origin(kind) is Literal else ()
+        about = About(text, *(within[0] if within else ()))
         keys.append(Key(field.name, str if choices else kind, field.default, about, choices))
     return tuple(keys)
 

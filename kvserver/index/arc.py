@@ -1,18 +1,19 @@
-"""ARC (Megiddo and Modha, FAST 2003) over chains: chunks that were found again are kept apart from those that were not,
-and how much of the arena each of the two may have is learnt from what is stored again soon after it was evicted.
+"""ARC (Megiddo and Modha, FAST 2003) over chains.
 
-A chunk is *recent* until a lookup finds it, *frequent* from then on. Of what is evicted only the key is kept, as a
-*ghost* of the half that it left. A chunk that is stored and has a ghost is frequent at once, and shows that its half
-was too small: the target, which is what the recent half may hold before it is the one to give, moves to its favour.
+Chunks that were found again are kept apart from chunks that were not. The share of the arena that each half gets is
+learnt from chunks that are stored again soon after they were evicted.
 
-What differs from the paper, and why:
+A chunk is *recent* until a lookup finds it, then *frequent*. After an eviction the key is kept as a *ghost* of the half
+that the chunk left. A stored chunk with a ghost is frequent at once, and shows that its half was too small. Then the
+target moves in favour of that half. The target is the number of bytes that the recent half may hold before it gives.
 
-* only leaves go, as under the other policy, so a half gives its coldest leaf; where it has none that may go, the other
-  gives one;
-* whoever is asked for its tail is asked for the whole prefix, so the frequent chunks are closed under prefixes. To move
-  a chain costs nothing for what is frequent already, so each chunk is moved once in its life;
-* everything is counted in slot bytes, since slots have many sizes: where there is one size it is the paper, times that;
-* there is one target for all namespaces; each has its own orders, and its ghosts go with it when it is cleared.
+Differences from the paper:
+
+* only leaves go, as under the other policy, so a half gives its coldest leaf; if it has none, the other half gives one;
+* a request for a chunk asks for the whole prefix, so the frequent chunks are closed under prefixes. Each chunk is moved
+  once in its life, because the frequent part of a chain need not be moved again;
+* all counts are in slot bytes, because slots have many sizes; with one size this is the paper, times that size;
+* there is one target for all namespaces. Each has its own orders, and its ghosts go when it is cleared.
 
 A restart begins with recent chunks alone, no ghosts and a target of 0.
 """
@@ -25,9 +26,9 @@ from kvserver.index.eviction import DRAM, LeafLru, Leftover, evictable
 from kvserver.index.space import Node, Space
 
 FREQUENT, FREQUENT_LEAF = 32, 64
-"""Bits of Node.queued. FREQUENT: it is of that half. FREQUENT_LEAF: it has an entry in that half's order."""
+"""Bits of Node.queued. FREQUENT: it is in that half. FREQUENT_LEAF: it has an entry in that half's order."""
 OTHER_HALF = 1 << 63
-"""Ranks everything of one half behind everything of the other. More than any time in nanoseconds."""
+"""Ranks all chunks of one half after all of the other. More than any time in nanoseconds."""
 HEAP_LEAVES_MIN = 64
 
 
@@ -41,19 +42,19 @@ class Half:
         """Slot bytes in DRAM."""
         self.ghosts = 0
         self.ghost_bytes = 0
-        """Slot bytes that they had."""
+        """Slot bytes that the ghosts' chunks had."""
         self.ghost_hits = 0
         """Chunks that were stored again while they had a ghost here. Since the brain started."""
 
 
 class Ghost(NamedTuple):
     serial: int
-    """Ghosts with a smaller one are older, in whatever namespace."""
+    """A smaller number is older, over all namespaces."""
     slot_bytes: int
 
 
 class Ghosts(OrderedDict[bytes, Ghost]):
-    """Keys of evicted chunks of one namespace and half, oldest first."""
+    """Keys of chunks that left one half of one namespace, oldest first."""
 
     slot_bytes = 0
     """Bytes of the slots that these chunks had."""
@@ -64,7 +65,7 @@ class Ghosts(OrderedDict[bytes, Ghost]):
 
 
 def entry_mark(node: Node) -> int:
-    """The bit of Node.queued that says that the order which should know the node does."""
+    """Bit of Node.queued for an entry in the order that the node belongs to."""
     return FREQUENT_LEAF if node.queued & FREQUENT else DRAM
 
 
@@ -77,8 +78,10 @@ def may_go_frequent(node: Node) -> bool:
 
 
 class HalfOrder(LeafLru):
-    """The leaves of one half of a namespace. While only the other half gives, nothing comes to the top here and falls;
-    so entries that are out of date are dropped when there may be more of these than of others."""
+    """The leaves of one half of a namespace.
+
+    While only the other half gives, no outdated entry reaches the top here. So they are dropped when they may be the
+    majority."""
 
     def __init__(self, *, frequent: bool) -> None:
         super().__init__(*((may_go_frequent, FREQUENT_LEAF) if frequent else (may_go_recent, DRAM)))
@@ -120,14 +123,14 @@ class ArcOrder:
 
 
 class Arc:
-    """The eviction policy ARC (eviction.Policy): which chunk in DRAM goes first, and the calls by which it learns."""
+    """The eviction policy ARC (eviction.Policy), and the calls by which it learns."""
 
     def __init__(self, capacity_bytes: int, ghosts_max: int) -> None:
-        """capacity_bytes: of the arena. ghosts_max: keys that are remembered at most, however small their chunks are;
-        the bytes that they had are at most another arena."""
+        """capacity_bytes: of the arena. ghosts_max: maximum number of ghosts, however small their chunks were. The
+        bytes of all ghosts are at most another arena."""
         self.recent, self.frequent = Half(), Half()
         self.target_bytes = 0
-        """Bytes that the recent half may hold before it has to give."""
+        """Bytes that the recent half may hold before it gives."""
         self.capacity_bytes = capacity_bytes
         self.ghosts_max = ghosts_max
         self.orders: dict[Space, ArcOrder] = {}
@@ -140,13 +143,13 @@ class Arc:
         return order
 
     def drop_space(self, space: Space) -> None:
-        """Its ghosts count no more. What it still has in DRAM is counted until it goes."""
+        """Removes its ghosts from the counts. Its chunks in DRAM are counted until they go."""
         for half, ghosts in self.orders.pop(space).ghosts.items():
             half.ghosts -= len(ghosts)
             half.ghost_bytes -= ghosts.slot_bytes
 
     def rank(self, node: Node) -> int:
-        """All of the half that gives, by last use, then all of the other."""
+        """First the half that gives, by last use, then the other half."""
         gives = bool(node.queued & FREQUENT) != self.recent_gives
         return node.used if gives else node.used + OTHER_HALF
 
@@ -171,7 +174,7 @@ class Arc:
             self.orders[space].offer(tail)
 
     def comes(self, space: Space, node: Node) -> None:
-        """A store brings a chunk that the index did not have; nothing of it is in DRAM yet."""
+        """A store brings a chunk that the index did not have. No part of it is in DRAM yet."""
         for half, ghosts in self.orders[space].ghosts.items():
             ghost = ghosts.get(node.key)
             if ghost is not None:
@@ -181,14 +184,14 @@ class Arc:
                 return
 
     def count(self, space: Space, node: Node, sign: int) -> None:
-        """Before (sign -1) and after (1) what a node has in DRAM changes."""
+        """Call it with sign -1 before the node's parts in DRAM change, and with 1 afterwards."""
         half = self.frequent if node.queued & FREQUENT else self.recent
         half.held_bytes += sign * _held_bytes(space, node)
         if sign > 0:
             self._trim()
 
     def evicted(self, space: Space, node: Node, slot_bytes: int) -> None:
-        """It has left DRAM to make room, and gave back so many bytes."""
+        """A chunk has left DRAM to make room, and gave back `slot_bytes`."""
         order = self.orders.get(space)
         if order is None or not slot_bytes:
             return
@@ -203,7 +206,7 @@ class Arc:
     # ---------------------------------------------------------------- inside
 
     def _learn(self, half: Half, ghost: Ghost) -> None:
-        """The half should have been larger by what was lost; by more if its ghosts are the fewer."""
+        """Enlarges the half by the bytes that were lost; by more if it has fewer ghosts than the other."""
         half.ghost_hits += 1
         other = self.frequent if half is self.recent else self.recent
         step = max(ghost.slot_bytes, ghost.slot_bytes * other.ghost_bytes // half.ghost_bytes)
@@ -213,7 +216,7 @@ class Arc:
             self.target_bytes = max(0, self.target_bytes - step)
 
     def _trim(self) -> None:
-        """The recent half and its ghosts are one arena at most, all together two; keys are as many as may be."""
+        """Keeps the bounds: the recent half with its ghosts one arena, all together two arenas, and ghosts_max."""
         recent, frequent, most = self.recent, self.frequent, self.capacity_bytes
         while recent.ghosts and recent.held_bytes + recent.ghost_bytes > most:
             self._forget_oldest(recent)
@@ -237,7 +240,7 @@ class Arc:
 
 
 def _held_bytes(space: Space, node: Node) -> int:
-    """A branch that is cut off from its namespace has nothing in DRAM, so nothing of it is counted."""
+    """Slot bytes of the node's present parts in DRAM. A branch cut off from its namespace has none."""
     return space.group_bytes(node.present & node.in_dram)
 
 

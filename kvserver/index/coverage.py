@@ -16,8 +16,8 @@ from kvserver.wire.messages import KEY_BYTES
 def servable_chunks(space: Space, keys: bytes) -> int:
     """The longest servable boundary of packed keys, in chunks.
 
-    Raises RequestError("keys-chain") where it has to look at every key and they are not one chain; among full groups
-    alone bisection probes some of them, and the first retrieve holds the rest against the chain."""
+    Raises RequestError("keys-chain") if the keys are not one chain. With full groups only, bisection looks at some
+    keys; the first retrieve then compares the others with the chain."""
     chunks = space.ready_chunks(keys)
     if chunks == 0 or space.only_full:
         return chunks
@@ -49,7 +49,7 @@ def first_needed(space: Space, group: int, chunks: int) -> int:
 
 
 def _last_gap(path: list[Node], group: int, first: int, chunks: int) -> int:
-    """`chunks` when the group is present in all of path[first:chunks], else the last position where it is not."""
+    """The last position in path[first:chunks] where the group is absent; `chunks` if there is none."""
     bit = 1 << group
     for position in range(chunks - 1, first - 1, -1):
         if not path[position].present & bit:

@@ -1,12 +1,12 @@
 """Eviction order. Only leaves go, so the tail of a chain goes before its head.
 
-The interface is what a policy needs to know and no more: a node *may go* from now on, and which of those should go
-next. A node that was offered may stop being one at any time without notice; the policy asks before it names it, and the
-node is offered again afterwards.
+The interface has two parts: a node is *offered* when it may go, and the policy names the node that should go next. An
+offered node may become unevictable at any time without notice. So the policy checks a node before it names it, and the
+node is offered again later.
 
-There are three orders: of what may leave DRAM, of that which a disk should get before (dirty), and of what may leave a
-disk. What is on disk alone is no reason for its parent to stay in DRAM. The first is the policy's: here least recently
-used, another in arc.py.
+There are three orders: nodes that may leave DRAM, nodes that should be written to disk before that (dirty), and nodes
+that may leave a disk. A child that is on disk only does not keep its parent in DRAM. The first order is the policy's:
+least recently used here, ARC in arc.py.
 """
 
 import heapq
@@ -17,14 +17,15 @@ from typing import Protocol
 from kvserver.index.space import READY, Node, Space
 
 DRAM, DIRTY, DISK, REFUSED, NO_ROOM, PARKED = 1, 2, 4, 8, 16, 128
-"""Bits of Node.queued; arc.py has two more. REFUSED, NO_ROOM: it shall not be written to disk, for all that is known of
-it; since what lies there was used later, or its own device takes nothing. PARKED: its write waits for a segment to be
-emptied."""
+"""Bits of Node.queued; arc.py has two more. REFUSED: it is not written to disk, because it was not requested a second
+time, or can never fit there. NO_ROOM: it is not written, because the chunks there were used later, or its own device
+takes no writes. PARKED: its write waits for an emptied segment."""
 
 
 def evictable(node: Node) -> bool:
-    """It may leave DRAM: a ready node without pins (a store in flight pins what it extends), below which nothing is in
-    DRAM. It leaves the index too unless what it has on disk keeps it, so then it must be a leaf."""
+    """Whether it may leave DRAM: a ready node without pins (a store in flight pins the node that it extends), and
+    with no descendants in DRAM. Unless its records on disk keep it in the index, it leaves the index too; then it
+    must be a leaf."""
     if node.pins or node.state != READY or node.depth == 0:
         return False
     disk = node.disk
@@ -35,12 +36,12 @@ def evictable(node: Node) -> bool:
 
 
 def dirty(node: Node) -> bool:
-    """It may leave DRAM, something of it would be lost, and it was not refused."""
+    """Whether it may leave DRAM, a part would then be lost, and no write of it was refused."""
     return evictable(node) and node.in_dram & ~node.on_disk != 0 and not node.queued & (REFUSED | NO_ROOM | PARKED)
 
 
 def droppable(node: Node) -> bool:
-    """Its extents may go: no child has any, and what is lost with them, if anything is, is a leaf of the index."""
+    """Whether its extents may go: no child has any, and if a part is lost with them, it is a leaf of the index."""
     disk = node.disk
     if disk is None or not disk.groups or disk.children or node.pins or node.state != READY:
         return False
@@ -48,10 +49,10 @@ def droppable(node: Node) -> bool:
 
 
 class Leftover(Protocol):
-    """A table of a cleared namespace that is dropped in pieces: all at once would take 1 s for a million entries."""
+    """A table of a cleared namespace. It is dropped in pieces: a million entries at once would take 1 s."""
 
     def let_go(self, entries: int) -> None:
-        """Drops so many entries, which there are."""
+        """Drops this number of entries; there are at least as many."""
 
     def __len__(self) -> int: ...
 
@@ -60,10 +61,10 @@ class EvictionPolicy(Protocol):
     """The order of one namespace."""
 
     def leftovers(self) -> list[Leftover]:
-        """All that it consists of, for whoever drops it; nothing more is asked of it."""
+        """All its tables, to be dropped. The order is not used afterwards."""
 
     def offer(self, node: Node) -> None:
-        """`node` may go from now on."""
+        """Takes in a node that may go."""
 
     def coldest(self) -> Node | None:
         """The node that should go next."""
@@ -76,22 +77,22 @@ class Policy(Protocol):
         """A namespace's order, without nodes."""
 
     def drop_space(self, space: Space) -> None:
-        """The namespace was cleared."""
+        """Forgets a namespace that was cleared."""
 
     @property
     def rank(self) -> Callable[[Node], int]:
-        """The node with the smaller rank goes first. A rank may change with every event; it is compared at once."""
+        """Ranks a node; the smallest rank goes first. Ranks may change with every event, so compare them at once."""
 
 
 class LeafLru:
     """Least recently used leaf first; a parent inherits the last use of its children.
 
-    A heap of (used, tie, node) with lazy repair: asking for a chunk only sets `used`, and an entry that turns out to be
-    old is put back with its new time when it reaches the top. So a touch costs nothing and a victim O(log n).
+    A heap of (used, tie, node) with lazy repair: a request only sets `used`. An outdated entry is put back with its new
+    time when it reaches the top. So a touch costs nothing, and finding a victim O(log n).
     """
 
     def __init__(self, may_go: Callable[[Node], bool] = evictable, mark: int = DRAM) -> None:
-        """mark: the bit of Node.queued that says that a node has an entry here."""
+        """mark: bit of Node.queued for nodes that have an entry here."""
         self._heap: list[tuple[int, int, Node]] = []
         self._ties = 0
         self._may_go = may_go
@@ -116,7 +117,7 @@ class LeafLru:
         return None
 
     def among_the_coldest(self, most: int) -> list[Node]:
-        """Some that may go, at most so many, which are about the coldest; in no order."""
+        """At most `most` nodes that may go, roughly the coldest, in no order."""
         return [node for _, _, node in self._heap[:most] if self._may_go(node)]
 
     def __len__(self) -> int:
@@ -129,12 +130,12 @@ class LeafLru:
         return [self]
 
     def _forget(self, node: Node) -> None:
-        """Its entry is gone; the next offer makes another."""
+        """Records that its entry is gone; the next offer makes another."""
         node.queued &= ~self._mark
 
 
 class Lru:
-    """Least recently used, whatever the namespace."""
+    """Least recently used, over all namespaces."""
 
     rank: Callable[[Node], int] = attrgetter("used")
 
@@ -146,8 +147,9 @@ class Lru:
 
 
 class DeviceLru(LeafLru):
-    """The order of what may leave one disk. A chunk that has moved to another disk leaves its entry behind, which falls
-    when it comes to the top."""
+    """The order of chunks that may leave one disk.
+
+    The entry of a chunk that has moved to another disk stays behind, and is dropped when it reaches the top."""
 
     def __init__(self, device: int) -> None:
         super().__init__(self._may_leave, DISK)

@@ -4,13 +4,13 @@ A node is *ready* when every group that a prefix needs throughout (kind full) is
 So the ready nodes are closed under prefixes, and three things follow:
 
 * the longest ready prefix of n keys is found by bisection, with log2(n) probes of one dict;
-* whoever pins a node keeps all its ancestors, because only leaves are ever evicted: a lease is one pin;
+* a pin on a node keeps all its ancestors, because only leaves are ever evicted: a lease is one pin;
 * a chunk that was sealed before its parent simply waits until the parent is ready.
 
 Window and state groups may be absent from any node; see coverage.py.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from kvserver.index.tags import Tags
 from kvserver.transfer.layout import Geometry, PageShape
@@ -50,7 +50,7 @@ class Node:
         """None, the only child, or all of them (a dict, because a set of nodes has another order in every process)."""
         self.pins = 0
         self.used = used
-        """When it, or anything below it that is gone now, was last asked for. Any monotonic unit."""
+        """Time of the last request for it, or for a descendant that is gone now. Any monotonic unit."""
         self.tenant = tenant
         self.slots: tuple[int, ...] = ()
         """Arena offset of each part (see Space.parts), or ABSENT. Empty: no part has a slot."""
@@ -59,10 +59,28 @@ class Node:
         self.in_dram = 0
         """Bit g: every shard of group g has a slot."""
         self.disk: OnDisk | None = None
-        """None: nothing of it, and of no child, was ever on disk."""
+        """None: neither it nor a child was ever on disk."""
         self.state = WAITING
         self.queued = 0
         """Bits of the eviction orders that have an entry for it (eviction.py)."""
+
+    def touch(self, used: int) -> None:
+        """Records a request for it at that time; an earlier time changes nothing."""
+        self.used = max(self.used, used)
+
+    def mark(self, bits: int) -> None:
+        """Sets bits of `queued`."""
+        self.queued |= bits
+
+    def unmark(self, bits: int) -> None:
+        self.queued &= ~bits
+
+    def pin(self) -> None:
+        self.pins += 1
+
+    def unpin(self) -> None:
+        assert self.pins > 0
+        self.pins -= 1
 
     @property
     def on_disk(self) -> int:
@@ -71,12 +89,12 @@ class Node:
 
     @property
     def away(self) -> bool:
-        """Something of it has to be read from disk before it can be copied to a device."""
+        """Whether a part has to be read from disk before the chunk can be copied to a device."""
         return self.present & ~self.in_dram != 0
 
     @property
     def cold(self) -> bool:
-        """It, and whatever lies below it, is on disk alone and nobody pins it."""
+        """Whether it and all its descendants are on disk only and without pins."""
         return self.disk is not None and self.disk.cold
 
     def child_count(self) -> int:
@@ -92,7 +110,7 @@ class Node:
 
 
 class OnDisk:
-    """Records of a node on disk, and whether its children have some."""
+    """Records of a node on disk, and how many of its children have records."""
 
     __slots__ = (
         "children",
@@ -113,19 +131,19 @@ class OnDisk:
         self.generation = 0
         """Generation of all its records."""
         self.ordered_at = -1
-        """The device whose order of eviction (eviction.DeviceLru) knows it; that on which it lies, once it may go."""
+        """Device whose eviction order (eviction.DeviceLru) has an entry for it; its own device, once it may go."""
         self.keeps = False
         """The records on disk keep the chunk servable without its slots."""
         self.written = False
-        """It is being written."""
+        """Whether a write of it is under way."""
         self.children = 0
-        """Children that have something on disk or are being written. Extents go leaf first, as chunks do."""
+        """Children with records on disk, or with a write under way. Extents go leaf first, as chunks do."""
         self.cold_children = 0
         self.cold = False
 
     @property
     def claims(self) -> bool:
-        """Its parent must stay on disk for it."""
+        """Whether its parent must stay on disk."""
         return self.groups != 0 or self.written
 
 
@@ -146,17 +164,18 @@ class Part:
 class Space:
     """One namespace."""
 
-    def __init__(self, digest: bytes, number: int, geometry: Geometry) -> None:
+    def __init__(self, digest: bytes, number: int, geometry: Geometry, tags: Tags | None = None) -> None:
+        """tags: of an earlier life of the namespace."""
         self.digest = digest
         self.number = number
-        """Its place in the ledger's table."""
+        """Index in the ledger's table of namespaces."""
         self.geometry = geometry
         self.root = Node(b"", None, 0, 0)
         self.root.state = READY
         self.nodes: dict[bytes, Node] = {}
         self.doomed: dict[bytes, Node] = {}
-        """Nodes of a cleared namespace, which go in turn, the last first. A node that is still needed then moves to
-        `nodes`."""
+        """Nodes of a cleared namespace, removed step by step, the last one first. A node that is still needed then
+        moves to `nodes`."""
         self.parts: list[Part] = []
         self.part_of: list[int] = []
         """Group -> its first part; part_of[g] + shard is the part."""
@@ -168,11 +187,11 @@ class Space:
         self.caches = 0
         """Registered caches that use this namespace."""
         self.tenant: int | None = None
-        """Whose it is, where there are quotas; None while nobody has used it."""
+        """Tag of the tenant that it belongs to, if there are quotas. None: no tenant has used it."""
         self.lookup_tokens: dict[str, int] = {}
-        """Tokens asked for, by result: its model's, which other namespaces share (service/telling/counters.py)."""
-        self.tags = Tags()
-        """Tags of all tenants who have used it, with quotas or without."""
+        """Tokens asked for, by result. All namespaces of a model share it (service/telling/counters.py)."""
+        self.tags = tags or Tags()
+        """Tags of all tenants that have used it, with or without quotas."""
         for index, group in enumerate(geometry.groups):
             self.part_of.append(len(self.parts))
             self.parts.extend(Part(index, shard) for shard in range(group.shards))
@@ -181,42 +200,63 @@ class Space:
                 self.needed |= 1 << index
         self.only_full = self.needed == (1 << len(geometry.groups)) - 1
         self.away = 0
-        """Nodes of which something is on disk alone."""
+        """Nodes with a part that is on disk only."""
         self.dram_bytes = 0
-        """Slot bytes of what nodes have in DRAM."""
+        """Slot bytes of all parts in DRAM."""
         self.disk_bytes = 0
-        """And of what they have on disk."""
+        """Slot bytes of all parts on disk."""
 
     @property
     def complete(self) -> bool:
-        """Every shard's size is known, so whole chunks can be reserved."""
+        """Whether every shard's size is known, so that whole chunks can be reserved."""
         return all(part.pages is not None for part in self.parts)
 
     def all_nodes(self) -> Iterator[Node]:
         yield from self.nodes.values()
         yield from self.doomed.values()
 
+    def touch(self, used: int, tail: Node | None = None) -> None:
+        """Records a request for the prefix that ends in `tail`, or, without it, a use of the namespace."""
+        self.root.touch(used)
+        if tail is not None:
+            tail.touch(used)
+
+    def cache_came(self) -> None:
+        """Records that a cache with this namespace was registered."""
+        self.caches += 1
+
+    def cache_left(self) -> None:
+        self.caches -= 1
+
+    def belongs_to(self, tenant: int) -> None:
+        """Charges its chunks to this tenant."""
+        self.tenant = tenant
+
+    def count_tokens_in(self, tokens: dict[str, int]) -> None:
+        """Counts the tokens that are asked for in `tokens`, by result."""
+        self.lookup_tokens = tokens
+
     def doom(self) -> None:
-        """Nothing is asked of the namespace any more."""
+        """Marks all nodes for removal: the namespace was cleared."""
         self.doomed, self.nodes = self.nodes, self.doomed
 
     def next_doomed(self) -> Node:
-        """The one that goes next; its children went before. It is in `nodes` from now on.
+        """Moves the node to be removed next to `nodes`, and returns it. Its children were removed before.
 
-        popitem() alone is quick here: an iterator from the end steps over all that went before."""
+        Only popitem() is quick here: an iterator from the end would step over all nodes removed before."""
         key, node = self.doomed.popitem()
         self.nodes[key] = node
         return node
 
-    def successor(self) -> "Space":
-        """The same namespace without its chunks, for the caches that go on using it."""
-        heir = Space(self.digest, self.number, self.geometry)
-        heir.parts, heir.slot_sizes, heir.caches = self.parts, self.slot_sizes, self.caches
-        heir.tenant, heir.tags, heir.lookup_tokens = self.tenant, self.tags, self.lookup_tokens
+    def successor(self, *, caches: int) -> "Space":
+        """The same namespace without chunks, for the caches that still use it."""
+        heir = Space(self.digest, self.number, self.geometry, self.tags)
+        heir.parts, heir.slot_sizes, heir.caches = self.parts, self.slot_sizes, caches
+        heir.tenant, heir.lookup_tokens = self.tenant, self.lookup_tokens
         return heir
 
     def fix_part(self, index: int, pages: PageShape, payload_bytes: int, slot_bytes: int) -> None:
-        """The size of a part, for as long as the namespace lives."""
+        """Sets the size of a part, once."""
         part = self.parts[index]
         assert part.pages is None
         part.pages, part.payload_bytes, part.slot_bytes = pages, payload_bytes, slot_bytes
@@ -226,7 +266,7 @@ class Space:
         return self._group_parts[group]
 
     def add(self, key: bytes, parent: Node, used: int, tenant: int) -> Node:
-        """A new node without any part, waiting."""
+        """Adds a node without parts; it waits."""
         assert parent.state != GONE
         node = Node(key, parent, used, tenant)
         self._hang(node, parent)
@@ -234,7 +274,7 @@ class Space:
         return node
 
     def remove(self, node: Node) -> Node:
-        """Takes a leaf without extents out; returns its parent, which inherits its last use."""
+        """Removes a leaf without extents. Returns its parent, which inherits its last use."""
         assert node.children is None
         assert node.state != GONE
         assert not node.on_disk
@@ -270,13 +310,14 @@ class Space:
             parent.children = None
 
     def cut(self, node: Node, other: "Space") -> None:
-        """Moves a node and all below it to a space without nodes, where they hang on its root. They wait there, and
-        nothing of them is present: they are held by pins alone."""
+        """Moves a node and its descendants below the root of an empty space. There they wait, and none of their parts
+        counts as present: only pins keep them."""
         assert not other.nodes
         parent = node.parent
         assert parent is not None
         for at in self.subtree(node):
             other.nodes[at.key] = self.nodes.pop(at.key)
+            self.away -= at.away
             at.present, at.state = 0, WAITING
             for space, sign in ((self, -1), (other, 1)):
                 space.dram_bytes += sign * space.group_bytes(at.in_dram)
@@ -292,8 +333,8 @@ class Space:
                 above.disk.cold_children += count
 
     def add_cold(self, node: Node, groups: int, extents: tuple[int, ...], generation: int) -> None:
-        """Takes in a new leaf, ready because it is on disk whole. It is cold from the first, so nothing changes for
-        those above it, and a chain costs no more than its nodes."""
+        """Adds a leaf that is on disk as a whole, so it is ready. It is cold from the beginning: its ancestors do not
+        change, and the cost of a chain is linear."""
         parent = node.parent
         assert parent is not None
         assert parent.state == READY
@@ -312,24 +353,29 @@ class Space:
         self.away += 1
 
     def put_on_disk(self, node: Node, groups: int, extents: tuple[int, ...], generation: int) -> Node:
-        """Sets the records that the node has on disk from now on; groups = 0: none. Returns what settle() does."""
+        """Sets the records that the node has on disk; groups = 0: none. Returns the result of settle()."""
         assert node.parent is not None
         disk = node.disk = node.disk or OnDisk()
-        before = disk.claims
+        before, was_away = disk.claims, node.away
         self.disk_bytes += self.group_bytes(groups) - self.group_bytes(disk.groups)
         disk.groups, disk.extents, disk.generation = groups, extents if groups else (), generation
+        node.present = node.in_dram | groups
+        self.away += node.away - was_away
         disk.keeps = groups != 0 and groups & self.needed == self.needed
         _claim(node.parent, disk.claims - before)
         return settle(node)
 
-    def put_in_dram(self, node: Node, groups: int) -> None:
-        """Sets the groups (bits) that the node has in DRAM from now on."""
+    def put_in_dram(self, node: Node, groups: int, slots: Sequence[int]) -> None:
+        """Sets the groups (bits) that the node has in DRAM, and the slot of each part."""
         self.dram_bytes += self.group_bytes(groups) - self.group_bytes(node.in_dram)
-        node.in_dram = groups
+        was_away = node.away
+        node.in_dram, node.slots = groups, tuple(slots) if groups else ()
+        node.present = groups | node.on_disk
+        self.away += node.away - was_away
 
     @staticmethod
     def set_written(node: Node, written: bool) -> None:
-        """A write of the node begins, or is over."""
+        """Records that a write of the node begins or has ended."""
         assert node.parent is not None
         disk = node.disk = node.disk or OnDisk()
         before = disk.claims
@@ -337,7 +383,7 @@ class Space:
         _claim(node.parent, disk.claims - before)
 
     def group_bytes(self, groups: int) -> int:
-        """Slot bytes of these groups (bits) of a chunk."""
+        """Slot bytes of these groups (bits) in one chunk."""
         total = group = 0
         while groups:
             if groups & 1:
@@ -348,7 +394,7 @@ class Space:
         return total
 
     def make_ready(self, node: Node) -> list[Node]:
-        """Called when a node may have become ready; returns the nodes that did, parents first."""
+        """Makes a node ready if it can be, and its descendants. Returns the nodes that became ready, parents first."""
         ready: list[Node] = []
         stack = [node]
         while stack:
@@ -372,9 +418,9 @@ class Space:
         return found
 
     def ready_chunks(self, keys: bytes) -> int:
-        """How many leading keys are ready nodes. `keys` is a whole number of packed keys that chain.
+        """Number of leading keys that are ready nodes. `keys`: packed keys of one chain.
 
-        The last key is probed first: a prompt that is asked for again hits whole."""
+        The last key is probed first, because a repeated prompt hits as a whole."""
         nodes = self.nodes
         low, high = 0, len(keys) // KEY_BYTES
         middle = high
@@ -405,8 +451,9 @@ def _claim(parent: Node, count: int) -> None:
 
 
 def settle(node: Node) -> Node:
-    """To be called when pins, slots, extents or children of a node have changed: says of it, and of its ancestors,
-    whether they are cold. Returns the last one that heard of it, which may be a leaf of what is in DRAM now."""
+    """Updates `cold` of a node and its ancestors. Call it when its pins, slots, extents or children have changed.
+
+    Returns the last node that was looked at, which may now be a leaf among the chunks in DRAM."""
     at = node
     while at.disk is not None and at.parent is not None:
         disk = at.disk

@@ -1,10 +1,10 @@
-"""Whose chunks there may be somewhere, as far as it is worth remembering."""
+"""Which tenants may own chunks in a namespace."""
 
 TAGS_MAX = 64
 
 
 class Tags:
-    """Tags of tenants (wire/tenants.py). Of more than TAGS_MAX nobody keeps count: then it may be anybody's."""
+    """Tags of tenants (wire/tenants.py). After TAGS_MAX tags any tenant may own some."""
 
     __slots__ = ("_known",)
 
@@ -16,5 +16,5 @@ class Tags:
             self._known.add(tag)
 
     def may_be(self, tag: int) -> bool:
-        """Whether there may be something of that tenant's. Where nobody is known, too."""
+        """Whether the tenant may own some. True for all tenants while no tag is known."""
         return tag in self._known or not self._known or len(self._known) > TAGS_MAX

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable
 
 from kvserver.errors import KvError, RequestError
-from kvserver.service.base.effects import CloseDescriptors, Effect, Publish, Withdraw
+from kvserver.service.base.effects import Effect, Publish, Withdraw
 from kvserver.service.base.events import (
     ArenaGrew,
     Arrived,
@@ -28,8 +28,9 @@ from kvserver.service.disk import mover as disk
 from kvserver.service.operators import clear_namespaces, clear_prefix, commands, server_drain
 from kvserver.service.report.status import status
 from kvserver.service.requests import caches, explain, holds, kv_events, lookup, movers, sessions, transfers
-from kvserver.service.state import clear_notes
-from kvserver.service.state.core import Bounds, Core, Session
+from kvserver.service.state.bounds import Bounds
+from kvserver.service.state.core import Core
+from kvserver.service.state.sessions import Session
 from kvserver.service.telling.counters import Counters
 from kvserver.wire.messages import (
     Attach,
@@ -77,7 +78,7 @@ class Service:
         dropped. damaged: number of damaged entries and documents that were found; they are already gone from the
         ledger."""
         self._core = Core(bounds, random_bytes, server, incarnation, started_ns)
-        self._core.counters.ledger_damaged = damaged
+        self._core.counters.add("ledger_damaged", damaged)
         restore.restore(self._core, documents or [], records)
         if bounds.kv_events:
             kv_events.begin(self._core)
@@ -85,7 +86,7 @@ class Service:
     @property
     def counters(self) -> Counters:
         """All counters, up to date."""
-        self._core.asked.settle()
+        self._core.lookup_counts.settle()
         return self._core.counters
 
     def handle(self, event: Event, now_ns: int) -> list[Effect]:
@@ -101,7 +102,7 @@ class Service:
             case Tick():
                 self._tick(now_ns)
             case GoOn():
-                clear_namespaces.go_on(core)
+                core.clears.go_on()
             case PeerGone(peer):
                 sessions.peer_gone(core, peer, now_ns)
             case Unheard(lease):
@@ -116,35 +117,30 @@ class Service:
                     if core.disk is not None and core.disk.mover is mover:
                         disk.gone(core, core.disk, now_ns)
             case ArenaGrew(slabs, problem, placement):
-                core.chunks.pool.grow(slabs)
-                core.arena_problem, core.arena_placement = problem, placement
+                core.arena_grew(slabs, problem, placement)
                 movers.arena_grew(core)
         disk.turn(core, now_ns)
-        clear_namespaces.turn(core)
+        core.clears.turn()
         if core.chunks.changes:
             kv_events.tell(core, core.chunks.changes)
         if core.chunks.gone:
-            core.departed.add(core.chunks.gone, now_ns)
-            core.chunks.gone = []
+            core.evicted_keys.add(core.chunks.take_gone(), now_ns)
         return self.effects()
 
     def lookup_took(self, nanoseconds: int) -> None:
         """Counts a lookup after its reply is out, so that no client waits for the counting. nanoseconds: the time that
         it took to decide."""
         self._core.counters.lookup_handle_seconds.observe(nanoseconds / 1e9)
-        self._core.asked.settle()
+        self._core.lookup_counts.settle()
 
     def effects(self) -> list[Effect]:
         """Takes the effects that are to be carried out now, ledger first (see effects.py)."""
-        core, chunks = self._core, self._core.chunks
-        effects = core.effects
-        if chunks.withdrawn:
-            effects = [Withdraw(_pack(chunks.withdrawn)), *effects]
-            chunks.withdrawn = []
-        if chunks.records:
-            effects = [Publish(b"".join(chunks.records)), *effects]
-            chunks.records = []
-        core.effects = []
+        chunks = self._core.chunks
+        effects = self._core.take_effects()
+        if withdrawn := chunks.take_withdrawn():
+            effects = [Withdraw(_pack(withdrawn)), *effects]
+        if records := chunks.take_records():
+            effects = [Publish(b"".join(records)), *effects]
         return effects
 
     def status(self, now_ns: int) -> StatusDocument:
@@ -169,10 +165,10 @@ class Service:
                 case Lane():
                     sessions.lane(core, peer, request)
                 case _:
-                    session = core.peers.get(peer)
+                    session = core.sessions.by_peer.get(peer)
                     if session is None:
                         if descriptor >= 0:
-                            core.effects.append(CloseDescriptors((descriptor,)))
+                            core.close((descriptor,))
                         raise sessions.session_unknown()
                     self._from_session(session, event, now_ns)
         except KvError as error:
@@ -239,7 +235,7 @@ class Service:
     def _tick(self, now_ns: int) -> None:
         core = self._core
         transfers.discard_overdue(core, now_ns)
-        core.asked.settle()
+        core.lookup_counts.settle()
         core.reuse.turn(now_ns)
         disk.tick(core, now_ns)
         clear_prefix.tick(core)
@@ -273,7 +269,7 @@ class Service:
                 case ("erase", number) if core.disk is not None:
                     drain.erase_overdue(core, core.disk, number)
                 case ("clear", number) if core.disk is not None:
-                    clear_notes.overdue(core, core.disk, number)
+                    core.disk.notes.give_up(number)
                 case (kind, _):
                     raise AssertionError(f"unknown timer {kind}")
 

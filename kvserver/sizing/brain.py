@@ -10,11 +10,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from kvserver.errors import ConfigError
-from kvserver.replay.engine import Ended, Hit
 from kvserver.service.base.effects import Answer, AnswerWithBoard, Ask, Effect, Instruct
 from kvserver.service.base.events import ArenaGrew, Arrived, Event, Reported
 from kvserver.service.service import Service
-from kvserver.service.state.core import MILLISECOND_NS, Bounds
+from kvserver.service.state.bounds import Bounds
+from kvserver.service.state.core import MILLISECOND_NS
+from kvserver.sizing.engine import Ended, Hit
 from kvserver.wire.admin import Changed, Held, LetGo, TenantCleared
 from kvserver.wire.messages import (
     KEY_BYTES,
@@ -54,7 +55,7 @@ PAGES_SPAN = 1 << 40
 
 
 class Brain:
-    """A server's replay.engine.Link, for any number of engines of one kind."""
+    """A server as engine.Link, for any number of engines of one kind."""
 
     def __init__(self, bounds: Bounds, *, block_tokens: int, blocks_per_chunk: int, token_bytes: int) -> None:
         """Raises ConfigError if the arena cannot hold a chunk."""
@@ -67,7 +68,7 @@ class Brain:
         self._waiting: dict[int, Callable[[Reply], None]] = {}
         self._register(block_tokens, block_tokens * token_bytes)
 
-    # ---------------------------------------------------------------- replay.engine.Link
+    # ---------------------------------------------------------------- engine.Link
 
     def lookup(self, keys: Sequence[bytes], chunks_wanted_min: int) -> Hit:
         found = self._ask(Lookup(self._number(), NAMESPACE, b"".join(keys), chunks_wanted_min))

@@ -13,8 +13,8 @@ from typing import Annotated
 import msgspec
 
 from kvserver.errors import ConfigError
-from kvserver.replay.trace import lines_of
-from kvserver.replay.workload import Prompt
+from kvserver.sizing.trace import decoded, lines_of
+from kvserver.sizing.workload import Prompt
 
 MARK = b'"keys"'
 
@@ -39,26 +39,19 @@ def read(path: Path, *, block_tokens: int, blocks_per_chunk: int, workers: int, 
     requests: maximum number; 0: all.
     """
     chunk_tokens = block_tokens * blocks_per_chunk
-    decode = msgspec.json.Decoder(Entry).decode
     blocks: dict[str, int] = {}
     parents: dict[int, int] = {}
     prompts: list[Prompt] = []
-    for number, line in enumerate(lines_of(path), start=1):
-        if requests and len(prompts) == requests:
-            break
-        try:
-            entry = decode(line)
-        except msgspec.DecodeError as error:
-            raise ConfigError("trace-line", f"{path}, line {number}: {error}") from error
+    for place, entry in decoded(path, lines_of(path)[: requests or None], Entry):
         ids = [blocks.setdefault(key, len(blocks) + 1) for key in entry.keys]
         for parent, block in zip([0, *ids], ids, strict=False):
             if parents.setdefault(block, parent) != parent:
-                raise ConfigError("trace-line", f"{path}, line {number}: a key stands behind two different prefixes")
+                raise ConfigError("trace-line", f"{place}: a key stands behind two different prefixes")
         tokens = entry.tokens if entry.tokens is not None else len(ids) * chunk_tokens + 1
         if tokens < len(ids) * chunk_tokens:
             raise ConfigError(
                 "trace-line",
-                f"{path}, line {number}: {len(ids)} keys of {chunk_tokens} tokens are more than tokens={tokens}",
+                f"{place}: {len(ids)} keys of {chunk_tokens} tokens are more than tokens={tokens}",
             )
         prompts.append(
             Prompt(

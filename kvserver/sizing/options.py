@@ -1,70 +1,92 @@
-"""The options of a sizing, checked once, here."""
+"""The options of recorded traffic and of a sizing, checked once, here. All other files trust them."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from kvserver.errors import ConfigError
-from kvserver.replay.options import ReplayOptions
+from kvserver.sizing.trace import ARRIVAL_BLOCK_TOKENS, SESSION_BLOCK_TOKENS
 
 SIZES_MAX = 64
 Policy = Literal["lru", "arc"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SizingOptions:
-    """All options. Traffic is that of a replay with the same numbers (replay/options.py)."""
+class TrafficOptions:
+    """Which requests are sent, and the engine workers that they are sent to."""
 
     trace: str = "claude-code"
-    """A sample's name, a trace, or a key log (keylog.py)."""
-    arena_bytes: tuple[int, ...] = ()
-    """Empty: powers of two, up to 1.5 times the bytes of all chunks."""
-    policy: Policy = "lru"
-    """The server's eviction_policy."""
-    token_bytes: int = 128 * 1024
-    """KV bytes of a token, over all ranks: Llama-3.1-8B in bf16."""
+    """A sample's name (claude-code, mooncake) or a file."""
     requests: int = 0
-    """0: all of the trace once."""
+    """Number of requests to send; 0: all of the trace once."""
     users: int = 16
+    """Sessions at any time. Not used by traces in arrival order."""
+    context_tokens_max: int = 100_000
+    """A session ends at its first longer request, as in the trace's own tester."""
+    think_s_max: float = 600.0
+    """Longer pauses are cut to this. All pauses pass on a simulated clock."""
+    warm_prefix_ratio: float = 0.5
+    """Share of the longest tool-and-system prompt that is common to all sessions."""
+    migrate_ratio: float = 0.2
+    """Chance that a conversation's next request goes to another worker."""
+    seed: int = 42
     workers: int = 2
     in_flight: int = 3
-    pool_tokens: int = 256 * 1024
-    """Paged KV of each worker. 0: none, so every reused token comes from the server."""
-    context_tokens_max: int = 100_000
-    think_s_max: float = 600.0
+    """Maximum of requests that a worker has begun and not ended."""
     block_tokens: int = 64
     blocks_per_chunk: int = 4
-    seed: int = 42
-
-    def __post_init__(self) -> None:
-        for size in self.arena_bytes:
-            if size < 1:
-                raise ConfigError("sizing-options", f"sizes={size} must be positive")
-        if len(self.arena_bytes) > SIZES_MAX:
-            raise ConfigError(
-                "sizing-options", f"sizes names {len(self.arena_bytes)} sizes, at most {SIZES_MAX} are replayed"
-            )
-        if self.policy not in get_args(Policy):
-            raise ConfigError("sizing-options", f"policy={self.policy!r} must be {' or '.join(get_args(Policy))}")
-        if self.token_bytes < 1:
-            raise ConfigError("sizing-options", f"token_bytes={self.token_bytes} must be positive")
-        self.replay  # noqa: B018 - raises ConfigError for the rest
+    pool_tokens: int = 256 * 1024
+    """Paged KV of each worker ("HBM"). 0: none, so every reused token comes from the server."""
 
     @property
     def chunk_tokens(self) -> int:
         return self.block_tokens * self.blocks_per_chunk
 
     @property
-    def replay(self) -> ReplayOptions:
-        return ReplayOptions(
-            trace=self.trace,
-            requests=self.requests,
-            users=self.users,
-            workers=self.workers,
-            in_flight=self.in_flight,
-            pool_tokens=self.pool_tokens or self.context_tokens_max + self.block_tokens,
-            context_tokens_max=self.context_tokens_max,
-            think_s_max=self.think_s_max,
-            block_tokens=self.block_tokens,
-            blocks_per_chunk=self.blocks_per_chunk,
-            seed=self.seed,
+    def pool_blocks(self) -> int:
+        return self.pool_tokens // self.block_tokens
+
+    def __post_init__(self) -> None:
+        for name in ("users", "context_tokens_max", "workers", "in_flight", "block_tokens", "blocks_per_chunk"):
+            require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("requests", "think_s_max"):
+            require(getattr(self, name) >= 0, f"{name}={getattr(self, name)} must not be negative")
+        for name in ("warm_prefix_ratio", "migrate_ratio"):
+            require(0.0 <= getattr(self, name) <= 1.0, f"{name}={getattr(self, name)} must be in [0, 1]")
+        for tokens in (SESSION_BLOCK_TOKENS, ARRIVAL_BLOCK_TOKENS):
+            require(
+                tokens % self.block_tokens == 0,
+                f"block_tokens={self.block_tokens} must divide {tokens}, the tokens of a trace block",
+            )
+        least = self.context_tokens_max + self.block_tokens
+        require(
+            self.pool_tokens == 0 or self.pool_tokens >= least,
+            f"pool_tokens={self.pool_tokens} must be at least {least}: one request of "
+            f"context_tokens_max={self.context_tokens_max} has to fit",
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizingOptions(TrafficOptions):
+    """The same traffic for each size. `trace` may also be a key log (keylog.py)."""
+
+    arena_bytes: tuple[int, ...] = ()
+    """Empty: powers of two, up to 1.5 times the bytes of all chunks."""
+    policy: Policy = "lru"
+    """The server's eviction_policy."""
+    token_bytes: int = 128 * 1024
+    """KV bytes of a token, over all ranks: Llama-3.1-8B in bf16."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for size in self.arena_bytes:
+            require(size >= 1, f"arena_bytes={size} must be positive")
+        sizes = len(self.arena_bytes)
+        require(sizes <= SIZES_MAX, f"arena_bytes names {sizes} sizes, at most {SIZES_MAX} are replayed")
+        policies = get_args(Policy)
+        require(self.policy in policies, f"policy={self.policy!r} must be {' or '.join(policies)}")
+        require(self.token_bytes >= 1, f"token_bytes={self.token_bytes} must be positive")
+
+
+def require(holds: bool, message: str) -> None:
+    if not holds:
+        raise ConfigError("traffic-options", message)

@@ -1,4 +1,4 @@
-"""Replays the same requests once for each arena size: the replay's engines, schedule and paged KV, and one service.
+"""Sends the same requests once for each arena size to one service: engines, schedule and paged KV of a replay.
 
 Work overlaps as in a replay: each worker has begun as many requests as it may, and copies end in the order in which
 they began. So hit rates equal those of `kvserver replay`, as far as they depend only on the chunks held.
@@ -6,22 +6,25 @@ they began. So hit rates equal those of `kvserver replay`, as far as they depend
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from kvserver.brain.bounds import bounds_from
+from kvserver.config.config import Config
 from kvserver.errors import ConfigError
-from kvserver.replay.engine import Engine
-from kvserver.replay.outcome import Outcome
-from kvserver.replay.pool import PrefixPool
-from kvserver.replay.schedule import Schedule
-from kvserver.replay.trace import SAMPLES, load
-from kvserver.replay.workload import Prompt, make_workload
-from kvserver.service.state.core import Bounds
+from kvserver.service.state.bounds import Bounds
 from kvserver.sizing.brain import Brain, key_of
+from kvserver.sizing.engine import Engine
 from kvserver.sizing.keylog import is_key_log, read
 from kvserver.sizing.options import Policy, SizingOptions
+from kvserver.sizing.outcome import Outcome
+from kvserver.sizing.pool import PrefixPool
+from kvserver.sizing.schedule import Schedule
+from kvserver.sizing.trace import SAMPLES, load
+from kvserver.sizing.workload import Prompt, make_workload
 from kvserver.tiers.slots import slot_bytes_for
 from kvserver.wire.messages import BLOCKS_MAX, CHUNKS_MAX
 
@@ -103,7 +106,7 @@ def run(options: SizingOptions, progress: Callable[[Progress], None]) -> Sizing:
 def _prompts(options: SizingOptions) -> list[Prompt]:
     path = Path(options.trace)
     if options.trace in SAMPLES or not is_key_log(path):
-        return make_workload(load(options.trace), options.replay)
+        return make_workload(load(options.trace), options)
     return read(
         path,
         block_tokens=options.block_tokens,
@@ -182,7 +185,7 @@ def _engine(worker: int, options: SizingOptions, brain: Brain, ended: Callable[[
         block_tokens=options.block_tokens,
         blocks_per_chunk=options.blocks_per_chunk,
         prefixes=Names(options.blocks_per_chunk),
-        pool=PrefixPool(options.replay.pool_blocks) if options.pool_tokens else NoPool(),
+        pool=PrefixPool(options.pool_blocks) if options.pool_tokens else NoPool(),
         pages=NoPages(),
         link=brain,
         ended=ended,
@@ -197,7 +200,9 @@ def _bounds(arena_bytes: int, slot_bytes: int, policy: Policy) -> Bounds:
         slab_bytes = max(slot_bytes, min(SLAB_BYTES_MAX, max(MIB, power)))
     if arena_bytes < slab_bytes:
         raise ConfigError("sizing-options", f"{arena_bytes} bytes do not hold one chunk of {slot_bytes} bytes")
-    return Bounds(
+    return replace(
+        bounds_from(Config()),
+        request_lines="none",
         arena_bytes=arena_bytes // slab_bytes * slab_bytes,
         slab_bytes=slab_bytes,
         chunks_max=INDEX_CHUNKS_MAX,
@@ -236,7 +241,7 @@ def _infinite(prompts: Sequence[Prompt], options: SizingOptions) -> int:
 
 
 class Names:
-    """Names of prefixes (replay.engine.Names): a block id stands for the whole prefix that ends in it."""
+    """Names of prefixes (engine.Names): a block id stands for the whole prefix that ends in it."""
 
     def __init__(self, blocks_per_chunk: int) -> None:
         self._blocks_per_chunk = blocks_per_chunk
@@ -249,7 +254,7 @@ class Names:
 
 
 class NoPool:
-    """A pool of an engine that keeps nothing of a request (replay.engine.Pool)."""
+    """A pool of an engine that keeps nothing of a request (engine.Pool)."""
 
     def match(self, digests: Sequence[bytes]) -> list[int]:
         return []
@@ -268,7 +273,7 @@ class NoPool:
 
 
 class NoPages:
-    """KV without bytes (replay.engine.KV)."""
+    """KV without bytes (engine.KV)."""
 
     block_bytes = 0
 

@@ -1,10 +1,10 @@
-"""Which bytes of which device are taken, and by whom.
+"""The bytes of each device that are taken, and their owners.
 
 A device is a row of equal segments; a segment serves extents of one size, as a slab of the arena serves slots. An
-extent is named by one number: its device, and its offset there. A chunk lies on one device, which its key chooses among
-those that take writes, so a device that fails costs its share of the chunks and no more.
+extent is named by one number: its device, and its offset there. A chunk lies on one device. Its key chooses the device
+among those that take writes, so a device that fails costs only its share of the chunks.
 
-Pure bookkeeping: nothing here touches a device or decides what goes.
+Pure bookkeeping: this module touches no device and decides no eviction.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,8 +31,9 @@ class Place(NamedTuple):
 
 
 def extents_per_segment(segment_bytes: int, extent_bytes: int) -> int:
-    """Positions of a segment; 0 = not even one fits. A 64th of it is the table of their headers. Equal to
-    kvserver._native.DiskStore.extents_per_segment, which a test holds against it."""
+    """Number of extents in a segment; 0: none fits. A 64th of the segment is the table of their headers.
+
+    A test compares it with kvserver._native.DiskStore.extents_per_segment."""
     table_bytes = max(1, segment_bytes // 64 // SLOT_ALIGN) * SLOT_ALIGN
     return min((segment_bytes - table_bytes) // extent_bytes, table_bytes // ENTRY_BYTES - 1)
 
@@ -56,7 +57,7 @@ class Extents(Generic[Owner]):
         segment_bytes: int,
         pool_of: Callable[[int, int, Callable[[int], int]], SlotPool[Owner]] = SlotPool,
     ) -> None:
-        """pool_of: makes what keeps a device's extents."""
+        """pool_of: makes the pool of one device."""
         assert 0 < devices <= DEVICES_MAX
         assert device_bytes < DEVICE_SPAN
         self.segment_bytes = segment_bytes
@@ -68,21 +69,25 @@ class Extents(Generic[Owner]):
             pool.grow(pool.slabs_total)
         self.takes_writes = [True] * devices
 
+    def let_write(self, device: int, may: bool) -> None:
+        """Sets whether the device takes writes."""
+        self.takes_writes[device] = may
+
     @property
     def bytes_used(self) -> int:
         return sum(pool.bytes_used for pool in self.pools)
 
     def device_for(self, key: bytes) -> int | None:
-        """The device of a chunk: the same one for as long as it takes writes, whatever the others do."""
+        """The device of a chunk. It stays the same as long as that device takes writes, whatever the others do."""
         usable = [device for device, takes in enumerate(self.takes_writes) if takes]
         return max(usable, key=lambda device: blake2b(key, salt=bytes([device]), digest_size=8).digest(), default=None)
 
     def fits(self, extent_bytes: int) -> bool:
-        """A segment can hold an extent of this size."""
+        """Whether a segment can hold an extent of this size."""
         return extent_bytes > 0 and extents_per_segment(self.segment_bytes, extent_bytes) > 0
 
     def allocate(self, device: int, extent_bytes: int, owner: Owner) -> int | None:
-        """An extent that now belongs to `owner`, or None when nothing of that size is free there."""
+        """Takes an extent for `owner`; None when none of that size is free there."""
         offset = self.pools[device].allocate(extent_bytes, owner)
         return None if offset is None else extent_at(device, offset)
 
@@ -91,18 +96,18 @@ class Extents(Generic[Owner]):
         self.pools[device].free(offset)
 
     def hand_over(self, extent: int, owner: Owner) -> None:
-        """The extent belongs to another owner from now on."""
+        """Gives the extent to another owner."""
         device, offset = place_of(extent)
         self.pools[device].hand_over(offset, owner)
 
     def restore(self, extent: int, extent_bytes: int, owner: Owner) -> bool:
-        """Takes exactly this extent, while the tables are rebuilt. False when it does not fit what was taken before."""
+        """Takes exactly this extent while the tables are rebuilt. False when it collides with those taken before."""
         device, offset = divmod(extent, DEVICE_SPAN)
         usable = device < len(self.pools) and extent_bytes > 0
         return usable and self.pools[device].restore(offset, extent_bytes, owner)
 
     def taken(self) -> Iterator[tuple[int, int, Owner]]:
-        """(extent, extent_bytes, owner) of every extent that is taken."""
+        """(extent, extent_bytes, owner) of every taken extent."""
         for device, pool in enumerate(self.pools):
             for offset, extent_bytes, owner in pool.taken():
                 yield extent_at(device, offset), extent_bytes, owner

@@ -1,11 +1,11 @@
 """Marks: ledger records of chunks that hold no slot.
 
-Where a namespace has window and state groups alone, chunks that hold nothing lie before one that does; a restarted
-brain finds the chain only if the ledger names them too. The ledger has a place for each offset of the arena where a
-slot can start, and behind those one for each chunk that the index may hold; marks stand there. A place is named by the
-offset that it would have if the arena went on.
+In a namespace with only window and state groups, chunks without a slot lie before a chunk with one. A restarted brain
+finds that chain only if the ledger names all of them. The ledger has a place for each offset of the arena where a slot
+can start. After those it has one place for each chunk of the index: these are for marks. Such a place is named by the
+offset that it would have if the arena were longer.
 
-Pure bookkeeping, like slots.py: what is marked, and when, is decided in service.
+Pure bookkeeping, like slots.py: the service decides which chunks are marked, and when.
 """
 
 from collections.abc import Iterable
@@ -17,21 +17,21 @@ Owner = TypeVar("Owner")
 
 
 class Marks(Generic[Owner]):
-    """Which chunk has its mark at which place."""
+    """The places of all marks."""
 
     def __init__(self, arena_bytes: int, chunks_max: int) -> None:
         self.places: dict[Owner, int] = {}
         self._first = arena_bytes
         self._end = arena_bytes + chunks_max * SLOT_ALIGN
         self._fresh = self._first
-        """Places from here on were never taken."""
+        """Places from this one on were never taken."""
         self._free: list[int] = []
 
     def __contains__(self, owner: Owner) -> bool:
         return owner in self.places
 
     def take(self, owner: Owner) -> int:
-        """A place for the owner's mark. There always is one: nothing but chunks of the index have any."""
+        """Takes a place for the owner's mark. One is always free, because only chunks of the index have marks."""
         assert owner not in self.places
         if self._free:
             place = self._free.pop()
@@ -43,7 +43,7 @@ class Marks(Generic[Owner]):
         return place
 
     def give_back(self, owner: Owner) -> int:
-        """The place is free again. Its record must be withdrawn."""
+        """Frees the owner's place and returns it. The caller must withdraw its record."""
         place = self.places.pop(owner)
         self._free.append(place)
         return place
@@ -52,7 +52,7 @@ class Marks(Generic[Owner]):
         return self._first <= offset < self._end
 
     def restore(self, places: Iterable[tuple[Owner, int]]) -> None:
-        """Exactly these are taken, while the tables are rebuilt."""
+        """Takes exactly these places, while the tables are rebuilt."""
         self.places = dict(places)
         held = set(self.places.values())
         self._fresh = max(held, default=self._first - SLOT_ALIGN) + SLOT_ALIGN

@@ -1,38 +1,39 @@
-"""Decides what may be written to a device now, and what is left alone instead.
+"""Decides which writes a device may get now.
 
-Flash wears, and a queue of writes that grows faster than the device drains holds DRAM that others need. So a write is
-refused when its device has had its bytes of the day, when what is queued would take too long at the rate that was
-measured, or, by choice, when nobody has asked for the chunk a second time. A refusal costs hits, never correctness.
+Flash wears, and a queue that grows faster than the device writes holds DRAM that others need. So a write is refused in
+three cases: the device has had its bytes of the day, the queue would take too long at the measured rate, or, if
+configured, the chunk was not requested a second time. A refusal costs hits, never correctness.
 
-Time is an argument, in ns. Nothing here knows of chunks: keys and bytes are all that is said.
+Time is an argument, in ns. This module knows keys and bytes, and no chunks.
 """
 
 from typing import Literal
 
 DAY_NS = 86_400 * 1_000_000_000
 BURST_SHARE = 24
-"""A device that was idle may write this part of its day at once. The rest comes evenly, so that no 24 hours have more
-than the day's bytes."""
+"""An idle device may write this part of its day at once. The rest is spread evenly, so that no 24 hours exceed the
+bytes of a day."""
 RATE_AT_FIRST = 500_000_000
-"""Bytes per second, until something was measured."""
+"""Bytes per second until a rate was measured."""
 RATE_WEIGHT = 0.2
 RATE_BYTES_MIN = 1 << 20
-"""Fewer bytes say little about a rate."""
+"""Fewer bytes are not enough for a measurement."""
 
 STALLED_NS = 10_000_000_000
-"""Somebody is told when a device takes nothing for so long although writes wait for it."""
+"""A device that takes no write for this long, although writes wait, is reported."""
 FRESH_NS = 2_000_000_000
-"""A write that was refused within this time still waits."""
+"""A write that was refused within this time counts as waiting."""
 
 Refusal = Literal["", "budget", "queue", "second-touch"]
 REFUSALS = ("budget", "late", "second-touch", "room", "device", "shape")
-"""Why chunks left DRAM and are not on disk. late: the queue was not so far yet. room, device and shape are found by
-those who look for a place."""
+"""Why chunks left DRAM and are not on disk. late: the queue had not reached them. room, device and shape come from the
+search for a place."""
 
 
 class Budget:
-    """A token bucket: the bytes that a device may still write. 0 a day: as many as it likes. It is full when a brain
-    begins, whatever another one has written before."""
+    """A token bucket of the bytes that a device may still write. daily_bytes=0: no limit.
+
+    It is full when a brain begins, whatever an earlier brain has written."""
 
     def __init__(self, daily_bytes: int, now_ns: int) -> None:
         self.daily_bytes = daily_bytes
@@ -46,11 +47,11 @@ class Budget:
         return not self.daily_bytes or count <= self._bytes
 
     def may_ever_allow(self, count: int) -> bool:
-        """So many bytes may be written at once when the bucket is full."""
+        """Whether a full bucket allows a write of this size."""
         return not self.daily_bytes or count <= self._most
 
     def charge(self, count: int, now_ns: int) -> None:
-        """The bytes are written. They are charged when the write is ordered, whatever becomes of it."""
+        """Charges a write when it is ordered, however it ends."""
         self._refill(now_ns)
         if self.daily_bytes:
             assert count <= self._bytes, "what is not allowed is not written"
@@ -68,18 +69,18 @@ class Budget:
 
 
 class Rate:
-    """Bytes per second that a device moves while it has something to do."""
+    """Bytes per second that a busy device moves."""
 
     def __init__(self) -> None:
         self.bytes_per_s = float(RATE_AT_FIRST)
         self.measured = False
-        """Until then it is a guess, by which is decided and which nobody is shown."""
+        """False: bytes_per_s is a guess. Decisions use it, but it is not shown."""
         self._busy_since_ns = 0
         self._bytes = 0
         self._pending = 0
 
     def began(self, now_ns: int) -> None:
-        """A transfer was ordered."""
+        """Records that a transfer was ordered."""
         if not self._pending:
             self._busy_since_ns, self._bytes = now_ns, 0
         self._pending += 1
@@ -99,8 +100,7 @@ class Rate:
 
 
 class Touched:
-    """Keys that were asked for, or would have been written, remembered beyond their chunks; the oldest are
-    forgotten."""
+    """Keys that were requested, or would have been written. They outlive their chunks; the oldest are forgotten."""
 
     def __init__(self, keys_max: int) -> None:
         self._keys: dict[bytes, None] = {}
@@ -126,33 +126,43 @@ class Placement:
         self.budget = Budget(daily_bytes, now_ns)
         self.writes, self.reads = Rate(), Rate()
         self.queued_bytes = 0
-        """Ordered and not yet written."""
+        """Bytes that are ordered and not yet written."""
         self.written_bytes = self.read_bytes = 0
         self.faults = 0
-        """Reads and writes with a record that did not go well."""
+        """Reads and writes in which a record failed."""
         self._queue_s = queue_ms / 1000
         self._refused_since_ns = self._refused_at_ns = 0
-        """The first and the last refusal since something was taken; 0: none."""
+        """Times of the first and the last refusal since a write was taken; 0: none."""
         self._why = ""
 
+    def wrote(self, count: int) -> None:
+        self.written_bytes += count
+
+    def read(self, count: int) -> None:
+        self.read_bytes += count
+
+    def faulted(self) -> None:
+        """Records a read or write in which a record failed."""
+        self.faults += 1
+
     def heard(self, refusal: str, now_ns: int) -> None:
-        """How a write ended that somebody wanted: it was ordered (empty), or why not."""
-        if refusal not in ("room", "segment", "queue"):  # of the others everybody is told, or has wished them
+        """Records whether a wanted write was ordered (empty refusal), or why not."""
+        if refusal not in ("room", "segment", "queue"):  # the others are wished, or reported elsewhere
             self._refused_since_ns = 0
             return
         self._refused_since_ns = self._refused_since_ns or now_ns
         self._refused_at_ns, self._why = now_ns, refusal
 
     def stalled(self, now_ns: int, *, waits: bool = False) -> tuple[int, str]:
-        """For how long (ns) nothing was taken although writes wait, and why; (0, "") when all is well. waits: writes
-        are known to wait, also where none was refused lately."""
+        """How long (ns) no write was taken although writes wait, and why; (0, "") when all is well.
+
+        waits: writes are known to wait, even if none was refused lately."""
         if not self._refused_since_ns or not (waits or now_ns - self._refused_at_ns <= FRESH_NS):
             return 0, ""
         return now_ns - self._refused_since_ns, self._why
 
     def refusal(self, count: int, now_ns: int) -> Refusal:
-        """Why so many bytes must not be written now; empty when they may. An idle device takes one write of any
-        size."""
+        """Why a write of this size is refused now; empty if it is not. An idle device takes one write of any size."""
         if not self.budget.allows(count, now_ns):
             return "budget"
         if self.queued_bytes and self.writes.seconds_for(self.queued_bytes + count) > self._queue_s:
@@ -165,7 +175,7 @@ class Placement:
         self.writes.began(now_ns)
 
     def ended(self, count: int, now_ns: int) -> None:
-        """The write is over; `count` as when it was ordered."""
+        """Records the end of a write; `count` as in ordered()."""
         self.queued_bytes -= count
         assert self.queued_bytes >= 0
         self.writes.ended(count, now_ns)

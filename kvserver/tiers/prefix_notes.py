@@ -1,4 +1,4 @@
-"""Notes of cleared prefixes on devices: a document like a namespace's, under a digest of its own."""
+"""Notes of cleared prefixes on devices. Each is a document like a namespace's, with its own digest."""
 
 from hashlib import sha256
 from typing import NamedTuple
@@ -10,14 +10,14 @@ _decoder = msgspec.msgpack.Decoder(tuple[bytes, bytes, bytes])
 
 
 class ClearedPrefix(NamedTuple):
-    """A chunk that was cleared with all below it."""
+    """A chunk that was cleared with all its descendants."""
 
     namespace: bytes
     key: bytes
 
 
 def prefix_note(prefix: ClearedPrefix) -> bytes:
-    """In place of a namespace, in the note."""
+    """The digest that the note has in place of a namespace."""
     return sha256(PREFIX_NOTE + prefix.namespace + prefix.key).digest()
 
 
@@ -26,7 +26,7 @@ def prefix_document(prefix: ClearedPrefix) -> bytes:
 
 
 def prefix_from(document: bytes) -> ClearedPrefix | None:
-    """None where the document is about something else."""
+    """The prefix of a document; None if the document is of another kind."""
     try:
         kind, namespace, key = _decoder.decode(document)
     except msgspec.MsgspecError:

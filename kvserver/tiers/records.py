@@ -1,7 +1,7 @@
-"""Ledger records: what is written beside the arena about each sealed slot, and the document of each namespace.
+"""Ledger records, which describe each sealed slot beside the arena, and the document of each namespace.
 
 The layout of a record is that of `kvserver._native.Ledger` (128 bytes, little-endian); the native side adds state and
-checksum. Pure packing: who writes, and when, is decided in service.
+checksum. Pure packing: the service decides what is written, and when.
 """
 
 import struct
@@ -33,7 +33,7 @@ class Record(NamedTuple):
     tenant: int
     slot_bytes: int
     generation: int
-    """Counts stores; a later one is larger."""
+    """Number of the store; a later store has a larger one."""
 
 
 DISK_RECORD = struct.Struct("<q32s32s32sHHIIIQqII")
@@ -45,7 +45,7 @@ class DiskRecord(NamedTuple):
     """One record of a device, as kvserver._native.DiskStore describes it."""
 
     arena_offset: int
-    """ABSENT (-1) where there is none."""
+    """ABSENT (-1) if it has no slot."""
     namespace: bytes
     key: bytes
     parent: bytes
@@ -59,7 +59,7 @@ class DiskRecord(NamedTuple):
     """Offset of the extent on its device."""
     device: int
     stored_s: int
-    """When it was written, seconds since 1970. The device sets it."""
+    """Time of the write in seconds since 1970, set by the device."""
 
 
 def pack_disk(record: DiskRecord) -> bytes:
@@ -105,13 +105,13 @@ class NamespaceDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 DOCUMENT_FORMAT = 1
 DOCUMENT_BYTES_MAX = 65_536
-"""The ledger has room for no longer one (kvserver._native.Ledger)."""
+"""Room in the ledger for one document (kvserver._native.Ledger)."""
 encode_document = msgspec.msgpack.Encoder().encode
 _document_decoder = msgspec.msgpack.Decoder(NamespaceDocument)
 
 
 def decode_document(document: bytes) -> NamespaceDocument | None:
-    """None for what is not a document of this format: its chunks are dropped, never guessed at."""
+    """The document; None if it has another format. Then its chunks are dropped, never guessed at."""
     try:
         decoded = _document_decoder.decode(document)
     except msgspec.MsgspecError:

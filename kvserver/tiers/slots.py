@@ -1,10 +1,10 @@
-"""Which bytes of the arena are taken, and by whom.
+"""The bytes of the arena that are taken, and their owners.
 
 The arena is a row of equal slabs. A slab serves slots of one size, so a slot never crosses a slab and there is no
 fragmentation inside it; a slab that empties may serve another size next. A slot is named by its arena offset. Every
-slot that is taken has an owner: the chunk that holds it, or the job that still moves bytes in it.
+taken slot has an owner: the chunk that holds it, or the job that still moves bytes in it.
 
-Pure bookkeeping: nothing here touches the arena or decides what to evict.
+Pure bookkeeping: this module does not touch the arena and decides no eviction.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from heapq import nsmallest
 from typing import Generic, TypeVar
 
 SLOT_ALIGN = 4096
-"""Slots start and end on it: O_DIRECT wants it, and the ledger has one entry for each place where a slot can start."""
+"""Slots start and end at multiples of it: O_DIRECT needs that, and the ledger has one entry for each multiple."""
 
 Owner = TypeVar("Owner")
 
@@ -30,7 +30,7 @@ class _Slab(Generic[Owner]):
         self.slot_bytes = slot_bytes
         self.used = 0
         self.fresh = 0
-        """Positions from here on were never taken."""
+        """Positions from this one on were never taken."""
         self.free: dict[int, None] = {}
         """Positions below `fresh` that were given back, the last one last. restore() takes them from anywhere."""
         self.owners: list[Owner | None] = [None] * slots
@@ -41,10 +41,10 @@ class _Slab(Generic[Owner]):
 
 
 class SlotPool(Generic[Owner]):
-    """Slots of several sizes in one arena. Not full means that allocate() succeeds at once."""
+    """Slots of several sizes in one arena."""
 
     def __init__(self, arena_bytes: int, slab_bytes: int, slots_per_slab: Callable[[int], int] | None = None) -> None:
-        """slots_per_slab: for slots of a size, where a slab does not give all of its bytes to them."""
+        """slots_per_slab: number of slots of a size in a slab; needed if slots do not get all bytes of a slab."""
         assert slab_bytes % SLOT_ALIGN == 0
         assert arena_bytes % slab_bytes == 0
         self.slab_bytes = slab_bytes
@@ -58,19 +58,19 @@ class SlotPool(Generic[Owner]):
         self._open: dict[int, dict[int, _Slab[Owner]]] = {}
         """slot_bytes -> slabs with a free slot, by index."""
         self._closed: dict[int, int] = {}
-        """Slabs that are being emptied and give no slot, and the size of slots that they shall serve then."""
+        """Slabs that are being emptied and give no slot -> the slot size that they will serve then."""
         self._free: dict[int, int] = {}
-        """slot_bytes -> free slots in slabs that serve it, also in a closed one."""
+        """slot_bytes -> free slots in slabs of that size, closed slabs included."""
 
     def grow(self, slabs_ready: int) -> None:
-        """The first `slabs_ready` slabs may be used from now on."""
+        """Makes the first `slabs_ready` slabs usable."""
         assert self.slabs_ready <= slabs_ready <= self.slabs_total
         fresh = [index for index in range(self.slabs_ready, slabs_ready) if self._slabs[index] is None]
         self._empty.update(dict.fromkeys(reversed(fresh)))
         self.slabs_ready = slabs_ready
 
     def allocate(self, slot_bytes: int, owner: Owner) -> int | None:
-        """The offset of a slot that now belongs to `owner`, or None when nothing of that size is free."""
+        """Takes a slot for `owner` and returns its offset; None when none of that size is free."""
         slabs = self._open.get(slot_bytes)
         if slabs:
             slab = next(iter(slabs.values()))
@@ -96,7 +96,7 @@ class SlotPool(Generic[Owner]):
         return slab.index * self.slab_bytes + position * slot_bytes
 
     def free(self, offset: int) -> None:
-        """Gives a slot back. An emptied slab may serve another size."""
+        """Frees a slot. An emptied slab may serve another size."""
         slab, position = self._find(offset)
         assert slab.owners[position] is not None
         slab.owners[position] = None
@@ -116,7 +116,7 @@ class SlotPool(Generic[Owner]):
                     self._empty[slab.index] = None
 
     def hand_over(self, offset: int, owner: Owner) -> None:
-        """The slot belongs to another owner from now on."""
+        """Gives the slot to another owner."""
         slab, position = self._find(offset)
         assert slab.owners[position] is not None
         slab.owners[position] = owner
@@ -128,11 +128,11 @@ class SlotPool(Generic[Owner]):
         return owner
 
     def slot_bytes(self, offset: int) -> int:
-        """Bytes of a slot that is taken."""
+        """Bytes of a taken slot."""
         return self._find(offset)[0].slot_bytes
 
     def restore(self, offset: int, slot_bytes: int, owner: Owner) -> bool:
-        """Takes exactly this slot, while the pool is rebuilt. False when it does not fit what was restored before."""
+        """Takes exactly this slot while the pool is rebuilt. False when it collides with slots restored before."""
         index = offset // self.slab_bytes
         position, rest = divmod(offset % self.slab_bytes, slot_bytes)
         if rest or index >= self.slabs_total:
@@ -165,7 +165,7 @@ class SlotPool(Generic[Owner]):
     # ---------------------------------------------------------------- slabs that change their size
 
     def close(self, slab_index: int, for_bytes: int) -> None:
-        """The slab gives no slot any more. Once it is empty, it serves slots of that size and no others."""
+        """Closes a slab: it gives no slot. When it is empty, it serves only slots of that size."""
         slab = self._slabs[slab_index]
         assert slab is not None
         assert slab_index not in self._closed
@@ -174,7 +174,7 @@ class SlotPool(Generic[Owner]):
             del self._open[slab.slot_bytes][slab_index]
 
     def reopen(self, slab_index: int) -> None:
-        """The slab is as any other again. Nothing happens to one that is not closed."""
+        """Opens a closed slab again. An open one stays as it is."""
         if self._closed.pop(slab_index, None) is None:
             return
         slab = self._slabs[slab_index]

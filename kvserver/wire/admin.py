@@ -1,8 +1,8 @@
-"""Commands that an operator gives to a running server, and how each ends.
+"""An operator's commands to a running server, and their outcomes.
 
-Commands do not come through the doors of engines: whoever may connect there may use the cache, and nothing more. They
-travel as JSON, one HTTP request each (http/admin.py); `do` names the command, bytes are hexadecimal there, and keys are
-a list. Unknown fields are refused. docs/admin.md tells the whole.
+Commands do not come through the doors of engines: a process that may connect there may only use the cache. They travel
+as JSON, one HTTP request each (http/admin.py). There `do` names the command, bytes are hexadecimal, and keys are a
+list. Unknown fields are refused. docs/admin.md describes all commands.
 """
 
 from typing import Literal
@@ -21,39 +21,40 @@ class Command(msgspec.Struct, tag_field="do", forbid_unknown_fields=True, frozen
 
 
 class ClearNamespace(Command, tag="clear", frozen=True):
-    """Forgets every chunk of a namespace, or of one prefix and all that continues it. Ends in Cleared when that is
-    durable: nothing of it is served again, also not after a restart."""
+    """Forgets every chunk of a namespace, or a prefix and all that continues it. Outcome: Cleared, when durable.
+
+    The chunks are never served again, not even after a restart."""
 
     namespace: bytes
     key: bytes = b""
-    """Key of the first chunk that goes, with all below it. Empty: every chunk goes."""
+    """Key of the first chunk that goes, with all its descendants. Empty: every chunk goes."""
 
 
 class ClearTenant(Command, tag="clear-tenant", frozen=True):
-    """Forgets every chunk of all namespaces of a tenant. Ends in TenantCleared when that is durable."""
+    """Forgets every chunk of all namespaces of a tenant. Outcome: TenantCleared, when that is durable."""
 
     tenant: str
-    """As its caches are registered."""
+    """The name that its caches are registered with."""
 
 
 class Pin(Command, tag="pin", frozen=True):
-    """Keeps a prefix in DRAM for a time, and brings back what of it is on disk. Ends in Held."""
+    """Keeps a prefix in DRAM for a time, and reads its chunks from disk. Outcome: Held."""
 
     namespace: bytes
     keys: bytes
-    """Packed, of a prompt from its beginning on: the longest part that is held. Or one key: the prefix that it ends."""
+    """Packed keys of a prompt from its beginning: their longest held part. One key: the prefix that ends there."""
     ttl_ms: int
 
 
 class Unpin(Command, tag="unpin", frozen=True):
-    """Ends a pin before its time. Ends in LetGo."""
+    """Ends a pin before its time. Outcome: LetGo."""
 
     hold: int
 
 
 class Warm(Command, tag="warm", frozen=True):
-    """Brings from disk to DRAM what of a prefix is not there. Ends in Held, while that goes on; hold is 0 when there
-    was nothing to bring."""
+    """Reads the chunks of a prefix that are not in DRAM from disk. Outcome: Held, at once; hold is 0 if there was
+    nothing to read."""
 
     namespace: bytes
     keys: bytes
@@ -61,40 +62,41 @@ class Warm(Command, tag="warm", frozen=True):
 
 
 class DrainServer(Command, tag="drain", frozen=True):
-    """No store is taken any more, and what would be lost with DRAM is written to disk. Ends in Draining, at once; the
-    status document tells how far it is. Lookups and retrieves go on."""
+    """Stops stores, and writes the chunks that would be lost with DRAM to disk. Outcome: Draining, at once; the status
+    document shows the progress. Lookups and retrieves go on."""
 
 
 class Resume(Command, tag="resume", frozen=True):
-    """Stores are taken again. Ends in Draining, as there is nothing more to say."""
+    """Accepts stores again. Outcome: Draining, because it has no outcome of its own."""
 
 
 class NewWeights(Command, tag="new-weights", frozen=True):
-    """The weights behind a namespace have changed: what it holds is forgotten as by ClearNamespace, and for `quiet_ms`
-    nothing is stored there, so that what engines computed before and have not sent yet is not kept. Ends in Cleared."""
+    """The weights behind a namespace have changed. Its chunks are forgotten as by ClearNamespace. Outcome: Cleared.
+
+    For `quiet_ms` no store is accepted there, so that KV which engines computed before is not kept."""
 
     namespace: bytes
     quiet_ms: int
 
 
 class SetLogLevel(Command, tag="log-level", frozen=True):
-    """Sets the log level of the brain's process until it ends. Ends in Changed."""
+    """Sets the log level of the brain's process until it ends. Outcome: Changed."""
 
     level: LogLevel
 
 
 class Reload(Command, tag="reload", frozen=True):
-    """Gives those keys of the configuration their values that can change while the server runs. Ends in Changed."""
+    """Sets keys of the configuration that can change while the server runs. Outcome: Changed."""
 
     values: dict[str, int | str]
-    """Checked by whoever sends the command; RELOADABLE says which there may be."""
+    """New values of keys in RELOADABLE. The sender has checked them."""
 
 
 RELOADABLE = (
     *("disk_clean_percent", "disk_job_ms", "disk_write_policy", "job_ttl_ms", "lease_extended_ms", "lease_ttl_ms"),
     *("leases_max", "log_level", "mover_grace_ms", "recompute_tokens_per_s"),
 )
-"""Keys of the configuration that are looked up whenever they matter, so that a new value counts from the next time."""
+"""Keys of the configuration that are read at each use, so that a new value counts from the next use."""
 
 AnyCommand = (
     ClearNamespace | ClearTenant | Pin | Unpin | Warm | DrainServer | Resume | NewWeights | SetLogLevel | Reload
@@ -106,12 +108,12 @@ class Held(msgspec.Struct, frozen=True, tag="held"):
 
     id: int
     hold: int
-    """Names it for Unpin."""
+    """Number of the hold, for Unpin."""
     chunks: int
     chunks_on_disk: int
-    """How many of `chunks` are being read from disk."""
+    """Part of `chunks` that is being read from disk."""
     held_bytes: int
-    """Bytes that all holds keep in DRAM now, with those that are being read for them."""
+    """Bytes that all holds keep in DRAM now, including those being read for them."""
     ttl_ms: int
 
 
@@ -126,12 +128,10 @@ class LetGo(msgspec.Struct, frozen=True, tag="let-go"):
 
 
 class Changed(msgspec.Struct, frozen=True, tag="changed"):
-    """Keys that have another value than before."""
+    """Keys whose value has changed."""
 
     id: int
     keys: list[str]
 
 
 Outcome = Held | LetGo | Changed | Cleared | TenantCleared | Draining | Error
-
-decode_command = msgspec.json.Decoder(AnyCommand).decode

@@ -27,9 +27,9 @@ HELLO = msgspec.Raw(encode("hello"))
 
 SHOWN_BYTES = 1000
 REGISTER, TAG_BYTES = b"register", 16
-"""A frame that has this word so near its beginning is a Register, or no request."""
+"""A frame with this word in its first TAG_BYTES is a Register, or no request at all."""
 MESSAGE_CHARS_MAX = 500
-"""A refusal quotes this much of a bad frame: the reply must fit every transport."""
+"""Longest quote of a bad frame in a refusal: the reply must fit every transport."""
 
 
 class Malformed(Exception):
@@ -72,7 +72,7 @@ def protocol_mismatch(got: object) -> RequestError:
 
 
 def _explain(frame: bytes | memoryview, problem: Exception) -> Error:
-    """Finds the request's id where there is one, and names a Hello of another protocol as what it is."""
+    """The refusal with the request's id, if it has one. A Hello of another protocol is named as such."""
     head = _head(frame)
     if head is None:
         return Error(0, "request", "frame", _clipped(f"not a msgpack array [tag, id, ...]: {problem}"))
@@ -83,7 +83,7 @@ def _explain(frame: bytes | memoryview, problem: Exception) -> Error:
 
 
 def _head(frame: bytes | memoryview) -> _Head | None:
-    """The first fields of what is not a request. The others are skipped: to decode them can take 100 ms."""
+    """The first fields of a bad frame. The others are skipped, because decoding them can take 100 ms."""
     try:
         head = _head_decoder.decode(frame)
     except (msgspec.MsgspecError, RecursionError):
@@ -99,7 +99,7 @@ def _id(head: _Head | None) -> int:
 
 
 def _shown(field: memoryview) -> object:
-    """The field's value; its first bytes when it is long."""
+    """The field's value; only its first bytes if it is long."""
     if len(field) > SHOWN_BYTES:
         return bytes(field[:SHOWN_BYTES])
     try:

@@ -1,6 +1,6 @@
-"""The content of messages.Explained: what a lookup would be answered now, and why no more. Fields may be added.
+"""The content of messages.Explained: the answer that a lookup would get now, and why it is not longer.
 
-Nothing is changed by asking: no lease, no last use, no counter."""
+Fields may be added. The question changes nothing: no lease, no last use, no counter."""
 
 import msgspec
 
@@ -11,22 +11,22 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str
     """Hexadecimal."""
     chunk_tokens: int
-    """0 where nothing is known under the namespace."""
+    """0 if the namespace is not known."""
     chunks_asked: int
     chunks: int
     """Leading chunks that would be offered."""
     chunks_on_disk: int
-    """How many of `chunks` have to be read from disk first."""
+    """Part of `chunks` that has to be read from disk first."""
     why: str
-    """Why they are no more (service/requests/miss_reason.py)."""
+    """Why no more would be offered (service/requests/miss_reason.py)."""
     key: str = ""
-    """Key of the first chunk that would not be offered, hexadecimal. Empty when all would."""
+    """Key of the first chunk that would not be offered, hexadecimal. Empty: all would be."""
     cause: str = ""
-    """Why that chunk has left, if it has (service/telling/evicted_keys.py)."""
+    """Why that chunk has left, if it was held (service/telling/evicted_keys.py)."""
     gone_s: float = 0.0
-    """How long ago."""
+    """Time since it left."""
     held_in: list[str] = []
-    """Other namespaces that hold this very key: the engines that should share differ in something."""
+    """Other namespaces that hold this key: the engines should share, but differ in a setting."""
 
 
 encode_explanations = msgspec.json.Encoder().encode

@@ -14,14 +14,15 @@ import msgspec
 TOPIC = b"kvserver"
 SEQUENCE_BYTES = 8
 REPLAY_END = (-1).to_bytes(SEQUENCE_BYTES, "big", signed=True)
-"""In place of a sequence, behind the last replayed batch. Its payload is empty, or a batch with Refused."""
+"""The sequence that ends a replay. Its payload is empty, or a batch with Refused."""
 
 Tier = Literal["dram", "disk"]
 
 
 class ChunksStored(msgspec.Struct, array_like=True, tag="chunks-stored", frozen=True):
-    """A tier holds these chunks now, each of them as far as a prefix needs it: each the parent of the next. A chunk is
-    served when all before it are held as well, in any tier."""
+    """A tier now holds these chunks, each the parent of the next, as far as a prefix needs them.
+
+    A chunk is served when all chunks before it are held, too, in any tier."""
 
     namespace: bytes
     tier: Tier
@@ -32,7 +33,7 @@ class ChunksStored(msgspec.Struct, array_like=True, tag="chunks-stored", frozen=
 
 
 class ChunksRemoved(msgspec.Struct, array_like=True, tag="chunks-removed", frozen=True):
-    """A tier does not hold these chunks any more."""
+    """A tier no longer holds these chunks."""
 
     namespace: bytes
     tier: Tier
@@ -40,13 +41,13 @@ class ChunksRemoved(msgspec.Struct, array_like=True, tag="chunks-removed", froze
 
 
 class NamespaceCleared(msgspec.Struct, array_like=True, tag="namespace-cleared", frozen=True):
-    """No tier holds anything of it any more."""
+    """No tier holds a chunk of the namespace any more."""
 
     namespace: bytes
 
 
 class Begun(msgspec.Struct, array_like=True, tag="begun", frozen=True):
-    """The first event of an incarnation: whatever was told before is void. What it found in DRAM and on disk follows as
+    """The first event of an incarnation: all earlier events are void. The chunks found in DRAM and on disk follow as
     ChunksStored, bit by bit."""
 
     chunks: int
@@ -54,14 +55,14 @@ class Begun(msgspec.Struct, array_like=True, tag="begun", frozen=True):
 
 
 class Missed(msgspec.Struct, array_like=True, tag="missed", frozen=True):
-    """In a replay alone: these sequences cannot be had any more. What was known of the server may be wrong."""
+    """Only in a replay: these sequences are gone. The reader's view of the server may be wrong."""
 
     first: int
     last: int
 
 
 class Refused(msgspec.Struct, array_like=True, tag="refused", frozen=True):
-    """In place of a replay, with its last sequence: a bound is reached. Nothing was told; ask again later."""
+    """In place of a replay, with its last sequence: a bound is reached. Ask again later."""
 
     code: str
     message: str

@@ -26,18 +26,17 @@ SESSION_BYTES = 16
 FRAME_BYTES_MAX = 1 << 20
 """A longer frame is refused before it is decoded."""
 REGISTER_BYTES_MAX = 1 << 18
-"""The same of a Register. With all that it may have it takes 250 KB."""
+"""The same for a Register. The largest valid one takes 250 KB."""
 CHUNKS_MAX = 4096
 """Keys in one request."""
 BLOCKS_MAX = 65_536
 """Block ids in one request, all groups together."""
 PLACES_MAX = BLOCKS_MAX * 3 // 2
-"""Block ids, and twice the chunks that they touch, in one request, all groups together: so many fit one order to a
-mover. Only chunks of less than four blocks ever meet it."""
+"""Block ids plus twice the chunks that they touch, in one request, all groups together: as many fit one order to a
+mover. Only chunks of less than four blocks can reach it."""
 GROUPS_MAX = 16
 RANGES_MAX = 256
-"""Block ranges of a store or retrieve are refused before they are decoded where there are more. There may be one for
-each group."""
+"""Block ranges of a store or retrieve. More are refused before they are decoded; at most one per group is valid."""
 REGION_RUNS_MAX = 4096
 BUFFERS_MAX = 256
 """Allocations of one cache. A host cache has fewer, as each needs a descriptor."""
@@ -153,13 +152,13 @@ class Hello(Frame, tag="hello", frozen=True):
     id: int
     protocol: int
     engine: str
-    """Names the engine; all its processes say the same. A lease belongs to (engine, epoch)."""
+    """Name of the engine, the same in all its processes. A lease belongs to (engine, epoch)."""
     epoch: int
-    """Which life of the engine this is; an engine that starts anew uses another one."""
+    """Identifies a start of the engine; each start uses another value."""
     ranks: int
     """Workers of the engine that retrieve under one lease."""
     rank: int
-    """Which of them this is; -1 for a process that only looks up (a scheduler)."""
+    """This worker's rank; -1 for a process that only looks up (a scheduler)."""
     software: str
     """Name and version of the client, for the log."""
 
@@ -203,21 +202,21 @@ class Register(Frame, tag="register", frozen=True):
     chunk_tokens: int
     device: DeviceKind
     device_id: str
-    """GPU kinds: UUID (32 hexadecimal digits), "@", PCI bus id, so that both sides mean the same device whatever each
-    of them sees. host: empty."""
+    """GPU kinds: UUID (32 hexadecimal digits), "@", PCI bus id, so that both sides mean the same device even if they
+    number devices differently. host: empty."""
     ipc_mode: str
-    """How the client makes IPC handles; ROCm has two ways, "legacy" and "dmabuf", which do not fit. Otherwise empty."""
+    """The client's kind of IPC handles. ROCm: "legacy" or "dmabuf", which are incompatible. Otherwise empty."""
     mode: Mode
     tenant: str
-    """Whose quota its chunks count against; empty for the account of all who have none."""
+    """The tenant whose quota its chunks count against; empty: the account of tenants without a quota."""
     buffers: list[Buffer]
     groups: list[GroupSpec]
     staging: list[Staging]
     """One for mode staged, none otherwise."""
     tokens_max: int
-    """Tokens of the engine's longest prompt; a cache is refused when the arena can never hold one. 0: not said."""
+    """Tokens of the engine's longest prompt; a cache is refused when the arena can never hold one. 0: unknown."""
     model: str
-    """A name of the model for people: a label in /metrics and nothing more. Empty: not said."""
+    """Name of the model for people, only a label in /metrics. Empty: unknown."""
 
 
 class Unregister(Frame, tag="unregister", frozen=True):
@@ -254,7 +253,7 @@ class Store(Frame, tag="store", frozen=True):
     generation: int
     """Generation under which the client made that word live."""
     deadline_ms: int
-    """How long the client will wait; afterwards it may abandon the word at any time."""
+    """The client waits this long; afterwards it may abandon the word at any time."""
     first_chunk: int
     parent: bytes
     """Key of chunk first_chunk - 1; empty when first_chunk is 0."""
@@ -278,28 +277,28 @@ class Retrieve(Frame, tag="retrieve", frozen=True):
 
 
 class Clear(Frame, tag="clear", frozen=True):
-    """Forgets every chunk of a namespace. Reply: Cleared. Afterwards nothing that was stored before is served."""
+    """Forgets every chunk of a namespace. Reply: Cleared. Chunks stored before are not served afterwards."""
 
     id: int
     namespace: bytes
 
 
 class Drain(Frame, tag="drain", frozen=True):
-    """Empties a device of the disk tier, so that it can be taken away. Reply: Draining, at once; /status tells how far
-    it is. Asking again changes nothing."""
+    """Empties a device of the disk tier, so that it can be removed. Reply: Draining, at once; /status shows the
+    progress. A repeated request changes nothing."""
 
     id: int
     device: int
 
 
 class Explain(Frame, tag="explain", frozen=True):
-    """Asks what a lookup would be answered now, and why no more. Reply: Explained. Changes nothing."""
+    """Asks for the answer that a lookup would get now, and why it is not longer. Reply: Explained. Changes nothing."""
 
     id: int
     namespace: bytes
-    """Empty: of each namespace that is known, as many as status lists show."""
+    """Empty: all known namespaces, up to the length of lists in the status document."""
     keys: bytes
-    """Keys of a prompt from its beginning on, or one key from anywhere. Empty: only the namespaces are listed."""
+    """Keys of a prompt from its beginning, or any single key. Empty: only the namespaces are listed."""
 
 
 class Status(Frame, tag="status", frozen=True):
@@ -363,11 +362,11 @@ class Found(Frame, tag="found", frozen=True):
     """0 when no lease was granted."""
     ttl_ms: int
     chunks_on_disk: int
-    """How many of `chunks` have to be read from disk first. The reads begin with the lease; a retrieve waits for
-    it."""
+    """Part of `chunks` that has to be read from disk first. The reads begin with the lease; a retrieve waits for
+    them."""
     why: FoundWhy
-    """recovering: there may be more on disks that the server has not read since its start, so that less than was
-    asked says nothing about the rest. Empty: the rest is not to be had."""
+    """recovering: disks that the server has not read yet since its start may hold more, so a short answer says nothing
+    about the rest. Empty: the rest is not held."""
 
 
 class Released(Frame, tag="released", frozen=True):
@@ -375,8 +374,8 @@ class Released(Frame, tag="released", frozen=True):
 
 
 class Stored(Frame, tag="stored", frozen=True):
-    """A store tells the truth: `chunks` counts leading chunks of the request whose shards of this rank are now held
-    (found there, or written by this job); less than asked when something could not go, and `why` says what."""
+    """`chunks` counts the leading chunks of the request whose shards of this rank are now held, whether they were found
+    or written by this job. It is less than asked if some could not be stored; `why` says why."""
 
     id: int
     chunks: int

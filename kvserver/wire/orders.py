@@ -14,7 +14,7 @@ ORDER_BYTES_MAX = 400_000
 """An order fits one message in the default socket buffer of a non-root process (2 x wmem_max = 425,984)."""
 
 WARNING_FACT = "warning"
-"""Last word of the name of a fact in Ready that a person on call should see."""
+"""Last word in the name of a fact in Ready that a person on call should see."""
 
 JobKind = Literal["store", "retrieve"]
 MoverKind = DeviceKind | Literal["disk"]
@@ -29,7 +29,7 @@ class MapBoard(Frame, tag="map-board", frozen=True):
 
 
 class DropBoard(Frame, tag="drop-board", frozen=True):
-    """The session is gone and all its caches are unmapped."""
+    """Sent when the session is gone and all its caches are unmapped."""
 
     session: int
 
@@ -49,7 +49,7 @@ class MapCache(Frame, tag="map-cache", frozen=True):
 
 
 class UnmapCache(Frame, tag="unmap-cache", frozen=True):
-    """Waits for the cache's copies, then lets the memory go. Report: Unmapped."""
+    """Waits for the cache's copies, then unmaps its memory. Report: Unmapped."""
 
     cache: int
 
@@ -77,14 +77,15 @@ class Copy(Frame, tag="copy", frozen=True):
 
 
 class Cancel(Frame, tag="cancel", frozen=True):
-    """Ends a job soon: no piece of it that has not begun is begun. Its Done still comes, once."""
+    """Ends a job soon: pieces that have not begun are left out. Its Done still comes, once."""
 
     job: int
 
 
 class ArenaReady(Frame, tag="arena-ready", frozen=True):
-    """To movers of GPUs and disks, first of all and again as the arena grows: the first `slabs` slabs may be made ready
-    for DMA. A job never names another slab."""
+    """The first `slabs` slabs may be made ready for DMA. Jobs name only these.
+
+    Sent to movers of GPUs and disks before all other orders, and again as the arena grows."""
 
     slabs: int
 
@@ -103,45 +104,45 @@ class Demote(Frame, tag="demote", frozen=True):
 
 
 class Promote(Frame, tag="promote", frozen=True):
-    """Reads extents into slots, each of them only if it holds exactly that record. Report: Moved."""
+    """Reads extents into slots. An extent is read only if it holds exactly that record. Report: Moved."""
 
     job: int
     records: bytes
 
 
 class Note(Frame, tag="note", frozen=True):
-    """Keeps on every device what a namespace is. Report: Noted."""
+    """Keeps the description of a namespace on every device. Report: Noted."""
 
     namespace: bytes
     document: bytes
     void: int
-    """Records of this generation and earlier ones are not the namespace's any more: it was cleared."""
+    """Records up to this generation no longer belong to the namespace: it was cleared."""
 
 
 class ForgetNotes(Frame, tag="forget-notes", frozen=True):
-    """These namespaces have gone for good, with all their records. Report: none; a note that stays harms nobody."""
+    """These namespaces are gone for good, with all their records. Report: none; a note that stays does no harm."""
 
     namespaces: list[bytes]
     void: int
-    """No record of theirs has a later generation."""
+    """Upper bound of their records' generations."""
 
 
 class Recover(Frame, tag="recover", frozen=True):
-    """Asks for what earlier brains have written: FoundNote for each namespace, then Listed."""
+    """Asks for the namespaces that earlier brains have written. Reports: FoundNote for each, then Listed."""
 
 
 class TellRecords(Frame, tag="tell-records", frozen=True):
-    """Asks for the next records of what Listed has counted. Report: FoundRecords."""
+    """Asks for the next of the records that Listed has counted. Report: FoundRecords."""
 
 
 class DrainDevice(Frame, tag="drain-device", frozen=True):
-    """The device is being emptied, and must not be taken for an ordinary one after a restart. Report: DeviceIs."""
+    """Marks a device as being emptied, also for the time after a restart. Report: DeviceIs."""
 
     device: int
 
 
 class EraseDevice(Frame, tag="erase-device", frozen=True):
-    """The device holds nothing any more: its files go. Report: DeviceIs."""
+    """Removes the files of a device that is empty. Report: DeviceIs."""
 
     device: int
 
@@ -192,22 +193,22 @@ class Done(Frame, tag="done", frozen=True):
     code: str
     message: str
     mode: Mode
-    """How the bytes moved: the mover chooses among what the cache was registered for. host: direct."""
+    """The way the bytes moved. The mover chooses among the modes of the cache's registration. host: direct."""
 
 
 # ---------------------------------------------------------------- disk mover → brain
 
 Fault = Literal["io", "checksum", "stale", "short", "cancelled"]
-"""io: the device failed. checksum: other bytes than were written. stale: not this record (any more). short: the file
-ended. cancelled: the mover gave it up."""
+"""io: the device failed. checksum: the bytes differ from those written. stale: another record is there. short: the
+file ended. cancelled: the mover gave it up."""
 
 
 DrainState = Literal["", "draining", "drained"]
-"""drained: its store is gone. Empty: nobody wants to take it away."""
+"""drained: its store is gone. Empty: it is in normal use."""
 
 
 class ItemFault(Frame, frozen=True):
-    """A record of an order that did not go well."""
+    """A record of an order that failed."""
 
     item: int
     """Its index in the order."""
@@ -215,7 +216,7 @@ class ItemFault(Frame, frozen=True):
 
 
 class Moved(Frame, tag="moved", frozen=True):
-    """The end of a Demote or Promote: no byte of it moves any more. What is not named went well."""
+    """The end of a Demote or Promote: no byte of it moves any more. Items that are not named succeeded."""
 
     job: int
     faults: list[ItemFault]
@@ -229,8 +230,8 @@ class Noted(Frame, tag="noted", frozen=True):
     namespace: bytes
     void: int
     kept: bool
-    """It is durable on a device, or every device was drained. A start heeds the notes of all devices, so it counts also
-    for those that are not open, or could not write it and were given up."""
+    """Whether it is durable on a device, or every device was drained. A start reads the notes of all devices. So
+    one note counts for all devices, also for closed ones and for those that could not write it."""
 
 
 class DeviceIs(Frame, tag="device-is", frozen=True):
@@ -240,34 +241,34 @@ class DeviceIs(Frame, tag="device-is", frozen=True):
     bytes: int
     """Physical bytes of its files."""
     problem: str
-    """Why it takes no writes; empty while all is well."""
+    """Why it takes no writes; empty if it does."""
     drain: DrainState
     """State of the drain, as the device's directory says."""
 
 
 class FoundNote(Frame, tag="found-note", frozen=True):
-    """A namespace that has a note, or records and no note that could be read. Those with the newest records last."""
+    """A namespace with a note, or with records but no readable note. Namespaces with the newest records come last."""
 
     namespace: bytes
     document: bytes
     """Empty: no device knows it."""
     void: int
-    """The latest of all notes. Without a note: all its records, since nobody knows what was cleared."""
+    """The latest `void` of all notes. Without a note all its records are void: they may have been cleared."""
     newest: int
     """The last generation of its records on all devices; 0: it has none."""
 
 
 class Listed(Frame, tag="listed", frozen=True):
-    """All namespaces were told."""
+    """The end of the FoundNotes."""
 
     records: int
     """Records that can be asked for."""
     damaged: int
-    """Headers, labels and notes that were neither whole nor empty, or could not be read."""
+    """Headers, labels and notes that were damaged or could not be read."""
 
 
 class FoundRecords(Frame, tag="found-records", frozen=True):
-    """The next chunks, whole: a chunk after its parent, its records together, the newest first. Empty: it was all."""
+    """The next chunks, whole: a chunk after its parent, its records together, the newest first. Empty: the end."""
 
     records: bytes
 
@@ -297,7 +298,7 @@ Wish = StartMover | KillMover
 
 
 class Alive(Frame, tag="alive", frozen=True):
-    """No wish: the brain answers, and says so every second."""
+    """A sign of life of the brain, every second."""
 
 
 # ---------------------------------------------------------------- supervisor → brain
@@ -311,7 +312,7 @@ class MoverStarted(Frame, tag="mover-started", frozen=True):
 
 
 class MoverReaped(Frame, tag="mover-reaped", frozen=True):
-    """The process is gone: no copy of it can still run."""
+    """The process is gone: none of its copies can still run."""
 
     mover: int
     how: str
@@ -323,9 +324,9 @@ class Grown(Frame, tag="grown", frozen=True):
 
     slabs: int
     problem: str
-    """Why growth stopped early; empty while all is well."""
+    """Why growth stopped early; empty if it did not."""
     placement: str = ""
-    """On which memory nodes the arena lies, and why, in words."""
+    """The memory nodes of the arena, and the reason, in words."""
 
 
 News = MoverStarted | MoverReaped | Grown

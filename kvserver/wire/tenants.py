@@ -1,9 +1,9 @@
-"""How tenants are named: by the text that a cache is registered with, and in records by its tag."""
+"""Names of tenants: the text that a cache is registered with, and its tag in records."""
 
 from zlib import crc32
 
 OTHERS = "default"
-"""In quotas: whoever has no entry of its own, caches without a tenant above all."""
+"""In quotas: all tenants without an entry of their own, and caches without a tenant."""
 
 
 def tag_of(tenant: str) -> int:

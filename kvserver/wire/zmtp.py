@@ -1,7 +1,7 @@
-"""ZMTP 3.0 as the server's ZeroMQ door speaks it: one ROUTER, the NULL mechanism, messages of one part (RFC 23).
+"""The part of ZMTP 3.0 that the server's ZeroMQ door speaks: a ROUTER, NULL mechanism, messages of one part (RFC 23).
 
-Bytes in, messages out; no sockets. What a peer may make this keep is one frame of `frame_bytes_max`. A longer frame and
-all parts of a message of several are counted and thrown away as they come, so that the refusal can say how long it was.
+Bytes in, messages out; no sockets. At most one frame of `frame_bytes_max` is kept for a peer. Longer frames, and all
+parts of a message with several, are counted and dropped as they come. So the refusal can say how long they were.
 """
 
 from collections.abc import Callable
@@ -19,12 +19,12 @@ PING_CONTEXT_BYTES_MAX = 16
 
 
 class Alien(Exception):
-    """It speaks something else; the connection is of no use."""
+    """The peer speaks another protocol; the connection is useless."""
 
 
 class Message(NamedTuple):
     frame: bytes | None
-    """None: it was too long, or had several parts."""
+    """None: the message was too long, or had several parts."""
     bytes: int
     parts: int
 
@@ -35,7 +35,7 @@ class Stream:
     __slots__ = ("_bytes", "_dropping", "_frame_bytes_max", "_held", "_more", "_most", "_parts", "_stage", "replies")
 
     def __init__(self, frame_bytes_max: int, dropped_bytes_max: int) -> None:
-        """dropped_bytes_max: what announces a longer frame than this is not even thrown away."""
+        """dropped_bytes_max: a longer frame is not dropped; it ends the connection."""
         self._frame_bytes_max, self._most = frame_bytes_max, dropped_bytes_max
         self._held = bytearray()
         self._stage: Callable[[Stream], Message | bool | None] = Stream._greeting
@@ -44,18 +44,18 @@ class Stream:
         self._parts = 0
         self._bytes = 0
         self.replies = GREETING + _command(b"READY", _property(b"Socket-Type", b"ROUTER") + _property(b"Identity", b""))
-        """To be sent to the peer, and emptied, by whoever has the socket."""
+        """Bytes for the peer. The owner of the socket sends them and empties this."""
 
     @property
     def held(self) -> int:
-        """Bytes that wait for more of them."""
+        """Bytes of an unfinished frame."""
         return len(self._held)
 
     def feed(self, data: bytes) -> None:
         self._held += data
 
     def next(self) -> Message | None:
-        """The next message, or None as long as it is not there as a whole. Raises Alien."""
+        """The next message; None until all of it has come. Raises Alien."""
         while (part := self._stage(self)) is not None:
             if isinstance(part, Message):
                 return part
@@ -117,7 +117,7 @@ class Stream:
         return message
 
     def _frame(self) -> tuple[int, bytes] | None:
-        """(flags, body) of the next frame, taken out. One that is too long begins to be dropped."""
+        """Takes out the next frame: (flags, body). A frame that is too long begins to be dropped."""
         held = self._held
         if len(held) < 2:
             return None
@@ -143,13 +143,13 @@ class Stream:
         return flags, body
 
     def _answer(self, command: bytes) -> None:
-        """PING wants its context back; others are none of a ROUTER's business."""
+        """Answers PING with its context. A ROUTER ignores other commands."""
         if command.startswith(b"\4PING"):
             self.replies += _command(b"PONG", command[7 : 7 + PING_CONTEXT_BYTES_MAX])
 
 
 def packed(frame: bytes) -> bytes:
-    """A message of one part, as it goes out."""
+    """The bytes of a message with one part."""
     size = len(frame)
     return (bytes((0, size)) if size < 256 else b"\2" + size.to_bytes(8, "big")) + frame
 
@@ -164,7 +164,7 @@ def _property(name: bytes, value: bytes) -> bytes:
 
 
 def _properties(content: bytes) -> dict[bytes, bytes]:
-    """Names in lower case, as they mean the same in any. Raises Alien."""
+    """Property -> value, with names in lower case, because case has no meaning. Raises Alien."""
     found = {}
     while content:
         name_end = 1 + content[0]

@@ -19,9 +19,9 @@ from atom.kv_transfer.disaggregation.factory import KVConnectorFactory
 from atom.kv_transfer.disaggregation.types import KVConnectorOutput
 
 from kvclient.atom import connector
-from kvclient.atom.layout import Allocation
-from kvclient.atom.register import register
 from kvclient.atom.steps import Step
+from kvclient.atom_hook import register
+from kvclient.memory.layouts import Extent
 from kvclient.values import HostBuffer
 from tests.atom_engine.aggregation import PipelineEnds, TensorEnds
 from tests.atom_engine.forwards import Forwards
@@ -143,7 +143,7 @@ class Rig:
             self.scheduler = self._scheduler()
         self.connector = self.scheduler.kv_connector
         if self._is_served:
-            assert self.connector._half._asking._client.wait_connected(WAIT_S)
+            assert self.connector._half._exchange._client.wait_connected(WAIT_S)
         if not self._is_late:
             self.idle_until("the ranks' namespace to be known", lambda: not self.connector.has_pending_work())
         return self
@@ -202,7 +202,7 @@ class Rig:
     def _as_atom(self) -> Iterator[None]:
         """Patches the differences from ATOM's processes: all are one process here, and memory is not on a GPU."""
 
-        def buffers(kind: str, allocations: Sequence[Allocation]) -> list[HostBuffer]:
+        def buffers(kind: str, allocations: Sequence[Extent]) -> list[HostBuffer]:
             known = {pool.address: pool.fd for memory in self.memories for pool in memory.pools}
             return [HostBuffer(known[found.address], found.bytes) for found in allocations]
 

@@ -345,7 +345,7 @@ def test_what_is_being_stored_is_not_preempted(make_rig: MakeRig) -> None:
 
 
 def test_chunks_that_are_due_are_taken_before_their_request_is_preempted(make_rig: MakeRig) -> None:
-    """Asking whether blocks may be freed begins the store that is due, so only the first question gets a no."""
+    """LookupExchange whether blocks may be freed begins the store that is due, so only the first question gets a no."""
     rig = make_rig()
     seq = rig.add(prompt(1, 300), max_tokens=9)
     rig.until("it to be computed", lambda: seq.num_cached_tokens == 300)

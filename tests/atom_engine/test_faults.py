@@ -23,7 +23,7 @@ def serve() -> Server:
 
 def reconnect(rig: Rig) -> None:
     """Waits until scheduler and workers are connected to the server again, and registered."""
-    rig.until("the server to be back", lambda: rig.connector._half._asking._client.connected)
+    rig.until("the server to be back", lambda: rig.connector._half._exchange._client.connected)
     caches = [worker._worker._half._cache for worker in rig.workers]
     rig.until("the caches to be registered", lambda: all(cache.registered for cache in caches))
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kvclient.atom.process import SCHEDULER, WORKER, life_of
+from kvclient.atom.connector import SCHEDULER, WORKER
 from kvclient.atom_hook import PTH, install, remove
+from kvclient.identity.processes import life_of
 from tests.atom_engine.conftest import ATOM_DIR
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,7 +63,7 @@ def test_processes_of_one_engine_name_the_same_life() -> None:
     """A worker is a child of the scheduler's process; a child of another process belongs to another engine.
     ATOM: engine_id_pairs_scheduler_and_workers_of_one_replica.
     """
-    code = f"from kvclient.atom.process import life_of; print(life_of({WORKER}, name='a'))"
+    code = f"from kvclient.identity.processes import life_of; print(life_of({WORKER}, name='a'))"
     assert said("-c", code) == [str(life_of(SCHEDULER, name="a"))]
     assert said("-c", code) != [str(life_of(SCHEDULER, name="b"))]
     between = f"import subprocess, sys; print(subprocess.check_output([sys.executable, '-c', {code!r}], text=True))"

@@ -46,6 +46,14 @@ def test_both_halves_refuse_it_by_name(half: str, options: dict[str, Any], said:
         start(half, config)
 
 
+@pytest.mark.parametrize("is_eager", [False, True])
+def test_an_engine_without_graphs_is_told_what_that_costs(is_eager: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """The value counts that the engine runs with, whether somebody chose it or it is the default."""
+    half = start("scheduler", config_of("/nowhere/kv.sock", Shape(), model="m", enforce_eager=is_eager))
+    half._half.close()
+    assert ["enforce_eager" in record.message for record in caplog.records] == [True] * is_eager
+
+
 def test_a_group_of_other_ranks_than_was_configured_is_refused() -> None:
     config = config_of("/nowhere/kv.sock", Shape(), model="m", tensor_parallel_size=4)
     with pytest.raises(RequestError, match="2 tensor ranks in a group; expected 4"):

@@ -267,8 +267,8 @@ def test_what_was_asked_for_and_is_not_loaded_is_kept_by_nobody(make_rig: MakeRi
         rig.forget_hbm()
         rig.run(prompt(1, 160) + prompt(3, 10))
     rig.orders.clear()
-    asked = mock.Mock(wraps=rig.connector._half._asking._inquiries.ask)
-    with mock.patch.object(rig.connector._half._asking._inquiries, "ask", asked):
+    asked = mock.Mock(wraps=rig.connector._half._exchange._inquiries.ask)
+    with mock.patch.object(rig.connector._half._exchange._inquiries, "ask", asked):
         rig.run(prompt(2 if why == "nothing is held" else 1, 300))
     assert asked.call_count == 1
     assert rig.loads() == []

@@ -248,6 +248,26 @@ def test_engines_are_found_by_their_drivers_library(proc: Path) -> None:
     assert "--enforce-eager" in said
 
 
+@pytest.mark.parametrize(
+    ("argument", "is_slow"),
+    [
+        ("--enforce_eager", True),
+        ("--enforce-eager=True", True),
+        ("-O0", True),
+        ('{"cudagraph_mode": "NONE", "level": 3}', True),
+        ("--compilation-config.cudagraph_mode=none", True),
+        ("--cudagraph-capture-sizes=[]", True),
+        ("--enforce-eager=False", False),
+        ("--no-enforce-eager", False),
+        ('{"cudagraph_mode": "FULL_AND_PIECEWISE"}', False),
+        ("-O3", False),
+    ],
+)
+def test_an_engine_without_graphs_is_named_with_the_argument(argument: str, is_slow: bool) -> None:
+    said = peers.slow_settings(peers.Peer(4711, "VLLM::Worker", ["vllm", "serve", argument], {}))
+    assert [argument in text for text in said] == [True] * is_slow
+
+
 @pytest.mark.parametrize(("kind", "names"), [("cuda", ["ipc", "pid"]), ("rocm", ["ipc", "pid", "network"])])
 def test_engines_in_other_containers_are_named_with_the_option(proc: Path, kind: device.Kind, names: list[str]) -> None:
     (engine,) = peers.peers("cuda", proc)

@@ -32,8 +32,8 @@ class HasScalesLater(KvServerConnector):
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self.awaited = ["model.layers.0.self_attn.attn"]
-        if hasattr(self, "_beside"):
-            self._beside.awaited = lambda: self.awaited  # type: ignore[method-assign]
+        if hasattr(self, "_side_tensors"):
+            self._side_tensors.awaited = lambda: self.awaited  # type: ignore[method-assign]
 
     def wait_for_save(self) -> None:
         self.awaited = []

@@ -5,6 +5,7 @@ another process with another hash seed; and found on disk after the server was k
 the stored bytes are corrupted: otherwise the comparison proves nothing.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -112,12 +113,12 @@ def test_the_log_says_of_a_request_what_was_found_and_loaded(
 ) -> None:
     seed, tokens = PROMPTS[1]
     held = whole_chunks(tokens, case.chunk_tokens)
-    line = f"prompt={tokens} hbm=0 hit={held} loaded={held} stored=0"
-    before = engine.log().count(line)
+    line = rf"prompt={tokens} hbm=0 hit={held} loaded={held} load_ms=\d+\.\d stored=0\n"
+    before = len(re.findall(line, engine.log()))
     engine.evict()
     engine.generate([prompt(seed, tokens)], tokens=1)
     engine.evict()  # the request is over
-    until("its line in the log", lambda: engine.log().count(line) == before + 1)
+    until("its line in the log", lambda: len(re.findall(line, engine.log())) == before + 1)
 
 
 def test_a_conversation_goes_on_where_it_was(engine: Engine, case: Case, server: Server) -> None:

@@ -5,9 +5,11 @@ service's invariants after every event."""
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kvserver.brain.bounds import bounds_from
+from kvserver.config.config import Config
 from kvserver.service.base.effects import (
     Answer,
     AnswerWithBoard,
@@ -20,7 +22,7 @@ from kvserver.service.base.effects import (
 )
 from kvserver.service.base.events import ArenaGrew, Arrived, Event, MoverGone, PeerGone, Reported, Tick, WorkerGone
 from kvserver.service.service import Service
-from kvserver.service.state.core import Bounds, Core
+from kvserver.service.state.core import Core
 from kvserver.wire.messages import (
     KEY_BYTES,
     PROTOCOL,
@@ -60,6 +62,7 @@ from kvserver.wire.orders import (
 
 SLAB_BYTES = 64 << 10
 ARENA_BYTES = 16 * SLAB_BYTES
+BOUNDS = replace(bounds_from(Config()), arena_bytes=ARENA_BYTES, slab_bytes=SLAB_BYTES, request_lines="none")
 CHUNK_TOKENS = 6
 BLOCKS = 11
 PAGE_BYTES = 129
@@ -88,7 +91,7 @@ def ids(*blocks: int) -> bytes:
 
 class Rig:
     def __init__(self, **bounds: Any) -> None:
-        self.bounds = Bounds(**{"arena_bytes": ARENA_BYTES, "slab_bytes": SLAB_BYTES, **bounds})
+        self.bounds = replace(BOUNDS, **bounds)
         self.service = self.new_service()
         self.now_ns = 1_000_000_000
         self.movers_map = True

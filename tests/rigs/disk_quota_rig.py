@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from kvserver.service.holdings.accounts import Account, Quota
-from kvserver.service.state.core import DiskTier
+from kvserver.service.state.disk_tier import DiskTier
 from kvserver.wire.messages import KEY_BYTES, RegionRun
 from tests.rigs.brain_rig import FULL, Client, chain, key
 from tests.rigs.disk_rig import CHUNKS, EXTENT_BYTES, SEGMENT_BYTES, DiskRig, fill
@@ -70,11 +70,11 @@ def kept(rig: DiskRig, namespace: bytes, prompts: list[bytes]) -> list[int]:
 
 
 def hold_writes(rig: DiskRig) -> None:
-    tier_of(rig).wait_until_ns = FOREVER_NS
+    tier_of(rig).writes.wait(FOREVER_NS)
 
 
 def resume_writes(rig: DiskRig) -> None:
-    tier_of(rig).wait_until_ns = 0
+    tier_of(rig).writes.wait(0)
     rig.wait_ms(50)
 
 

@@ -93,12 +93,18 @@ class Desk:
             return None
         return self.offload.store(request, [table(blocks)] * len(self.options.groups))
 
-    def retrieve_ends(self, order: RetrieveOrder, why: str = "", rank: int = 0) -> RetrieveEnd | None:
-        return self.offload.retrieve_ended(order.job, rank, RetrieveResult(not why, 0 if why else 640, why))
+    def retrieve_ends(
+        self, order: RetrieveOrder, why: str = "", rank: int = 0, seconds: float = 0.0
+    ) -> RetrieveEnd | None:
+        result = RetrieveResult(not why, 0 if why else 640, why)
+        return self.offload.retrieve_ended(order.job, rank, result, seconds=seconds)
 
-    def store_ends(self, order: StoreOrder, chunks: int | None = None, why: str = "", rank: int = 0) -> StoreEnd | None:
+    def store_ends(
+        self, order: StoreOrder, chunks: int | None = None, why: str = "", rank: int = 0, seconds: float = 0.0
+    ) -> StoreEnd | None:
         chunks = order.chunks if chunks is None else chunks
-        return self.offload.store_ended(order.job, rank, StoreResult(chunks, chunks, 64 * chunks, why))
+        result = StoreResult(chunks, chunks, 64 * chunks, why)
+        return self.offload.store_ended(order.job, rank, result, seconds=seconds)
 
 
 def span(order: StoreOrder | None) -> tuple[int, int] | None:

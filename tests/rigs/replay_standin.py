@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic_ns
 
-from kvserver.replay.engine import Ended, Engine, Hit
-from kvserver.replay.outcome import Outcome
-from kvserver.replay.pages import Pages
-from kvserver.replay.pool import PrefixPool
-from kvserver.replay.prefixes import Prefixes, replay_namespace
+from benchmarks.replay.pages import Pages
+from benchmarks.replay.prefixes import Prefixes, replay_namespace
+from kvserver.sizing.engine import Ended, Engine, Hit
+from kvserver.sizing.outcome import Outcome
+from kvserver.sizing.pool import PrefixPool
 
 BLOCK_TOKENS = 4
 BLOCKS_PER_CHUNK = 3

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from kvclient.vllm.side_tensors import Beside
+from kvclient.vllm.side_tensors import SideTensors
 from tests.rigs.vllm_tensors import Tensor
 
 BLOCKS, TOKENS, HEADS, SIZE = 57, 16, 3, 5
@@ -14,16 +14,16 @@ def cache(blocks: int = BLOCKS, tokens: int = TOKENS) -> Tensor:
     return Tensor(2, blocks, tokens, HEADS, SIZE, item_bytes=1)
 
 
-def bound(**layers: Any) -> tuple[Beside, dict[str, Tensor]]:
+def bound(**layers: Any) -> tuple[SideTensors, dict[str, Tensor]]:
     """The connector's view before vLLM has allocated, and the caches that it then registers."""
-    beside = Beside(layers)
+    beside = SideTensors(layers)
     caches = {name: cache() for name in layers}
     for name, layer in layers.items():
         layer.kv_cache = caches[name]
     return beside, caches
 
 
-def known(beside: Beside, caches: dict[str, Tensor]) -> Any:
+def known(beside: SideTensors, caches: dict[str, Tensor]) -> Any:
     return beside.known(caches, blocks=BLOCKS, block_tokens=[TOKENS])
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from kvserver.service.state.core import Bounds
+from kvserver.service.state.bounds import Bounds
 from kvserver.tiers.extents import extent_at, place_of
 from kvserver.tiers.placement import DAY_NS
 from kvserver.tiers.records import DiskRecord, unpack_disk

@@ -5,8 +5,8 @@ A short seed stores little, and little of it leaves DRAM. With this start, most 
 
 from random import Random
 
+from kvserver.service.state.bounds import Bounds
 from kvserver.service.state.clear_notes import GENERATIONS
-from kvserver.service.state.core import Bounds
 from kvserver.tiers.extents import Extents, place_of
 from kvserver.tiers.records import (
     DOCUMENT_FORMAT,

@@ -130,7 +130,7 @@ class CopyFacts:
 
 
 @dataclass(eq=False)
-class Asked:
+class LookupCounts:
     request: Request | AnyCommand
     must_fail: bool
     excused: bool = False
@@ -148,7 +148,7 @@ class Promises:
         self._shapes = shapes
         self._lease_ttl_ms = lease_ttl_ms
         self._lease_extended_ms = lease_extended_ms
-        self.asked: dict[tuple[int, int], list[Asked]] = {}
+        self.asked: dict[tuple[int, int], list[LookupCounts]] = {}
         self.engines: dict[tuple[str, int], EngineFacts] = {}
         self.sessions: dict[int, SessionFacts] = {}
         self.by_peer: dict[int, SessionFacts] = {}
@@ -178,10 +178,10 @@ class Promises:
     # ---------------------------------------------------------------- requests and replies
 
     def arrived(self, peer: int, request: Request, must_fail: bool) -> None:
-        self.asked.setdefault((peer, request.id), []).append(Asked(request, must_fail))
+        self.asked.setdefault((peer, request.id), []).append(LookupCounts(request, must_fail))
 
     def commanded(self, peer: int, command: AnyCommand, must_fail: bool) -> None:
-        self.asked[peer, COMMAND_ID] = [Asked(command, must_fail)]
+        self.asked[peer, COMMAND_ID] = [LookupCounts(command, must_fail)]
 
     def answered(self, peer: int, reply: Reply | Outcome, now_ns: int) -> Request | AnyCommand:
         """Checks that each request gets exactly one answer of the right type; returns the request."""

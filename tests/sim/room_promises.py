@@ -19,7 +19,7 @@ from kvserver.index.space import Node
 from kvserver.service.holdings.accounts import Quota
 from kvserver.service.holdings.disk_eviction import CHUNKS_MAX, DiskRoom, Wanted, device_of
 from kvserver.service.holdings.place_owners import ExtentOwner
-from kvserver.service.state.core import Bounds
+from kvserver.service.state.bounds import Bounds
 from kvserver.wire.tenants import tag_of
 
 from .memory import Wrong

@@ -5,12 +5,13 @@ from random import Random
 from kvserver.index.coverage import servable_chunks
 from kvserver.index.eviction import droppable
 from kvserver.index.space import ABSENT, READY, Node
-from kvserver.service.base.operator_state import Hold
 from kvserver.service.holdings.disk_eviction import DiskRoom, Emptying
 from kvserver.service.holdings.place_owners import SEALED
 from kvserver.service.requests import kv_events
 from kvserver.service.service import Service
-from kvserver.service.state.core import Core, DiskTier
+from kvserver.service.state.core import Core
+from kvserver.service.state.disk_tier import DiskTier
+from kvserver.service.state.operator_state import Hold
 from kvserver.tiers.extents import place_of
 from kvserver.tiers.records import NO_GROUP
 from kvserver.tiers.slots import SLOT_ALIGN, SlotPool
@@ -28,11 +29,11 @@ def _core(service: Service) -> Core:
 
 
 def session_number(service: Service, token: bytes) -> int:
-    return _core(service).tokens[token].number
+    return _core(service).sessions.by_token[token].number
 
 
 def knows_peer(service: Service, peer: int) -> bool:
-    return peer in _core(service).peers
+    return peer in _core(service).sessions.by_peer
 
 
 def namespaces(service: Service) -> list[bytes]:
@@ -51,7 +52,7 @@ def has_cache(service: Service, number: int, peer: int) -> bool:
     """True if the peer's session has this cache registered."""
     core = _core(service)
     cache = core.caches.get(number)
-    return cache is not None and cache.state == "mapped" and core.peers.get(peer) is cache.session
+    return cache is not None and cache.state == "mapped" and core.sessions.by_peer.get(peer) is cache.session
 
 
 def takes_jobs(service: Service, number: int) -> bool:
@@ -100,7 +101,7 @@ def on_disk(service: Service) -> dict[tuple[bytes, bytes, int, int], tuple[int, 
 def parked_writes(service: Service) -> set[bytes]:
     """Namespaces with a chunk whose write waits until a segment is empty. Room for it was made already."""
     tier = _core(service).disk
-    return {space.digest for leaves in tier.parked.values() for space in leaves.values()} if tier else set()
+    return {space.digest for leaves in tier.writes.parked.values() for space in leaves.values()} if tier else set()
 
 
 def disk_shortages(service: Service) -> dict[str, int]:
@@ -122,13 +123,13 @@ def may_leave_disk(service: Service) -> set[bytes]:
 def clears_are_owed(service: Service) -> bool:
     """A clear is not yet noted on any disk, and its caller was told so."""
     tier = _core(service).disk
-    return tier is not None and bool(tier.owed)
+    return tier is not None and bool(tier.notes.owed)
 
 
 def is_draining(service: Service) -> bool:
     """True while a device is being emptied."""
     tier = _core(service).disk
-    return tier is not None and any(drain.state == "draining" for drain in tier.drains.values())
+    return tier is not None and any(drain.state == "draining" for drain in tier.drains())
 
 
 def disk_is_recovered(service: Service) -> bool:
@@ -183,7 +184,7 @@ def index_is_full(service: Service) -> bool:
 def drains_are_over(service: Service) -> bool:
     """Every draining device is empty or waits for the next day's budget, and the service is idle."""
     tier = _core(service).disk
-    drains = tier.drains.values() if tier is not None else ()
+    drains = tier.drains() if tier is not None else ()
     return all(drain.state == "drained" or drain.waits == "budget" for drain in drains) and is_idle(service)
 
 
@@ -239,7 +240,7 @@ def going(service: Service) -> list[int]:
     """Offsets of cleared chunks, and their marks, that are not withdrawn yet."""
     chunks = _core(service).chunks
     found = []
-    for space in chunks.emptying:
+    for space in chunks.forgetting:
         for node in space.doomed.values():
             found += [offset for offset in node.slots if offset != ABSENT]
             found += [chunks.marks.places[node]] if node in chunks.marks else []
@@ -302,16 +303,16 @@ def leftovers(service: Service) -> str:
     core = _core(service)
     return (
         f"sessions={len(core.sessions)} caches={len(core.caches)} jobs={len(core.jobs)} leases={len(core.leases)} "
-        f"engines={len(core.engines)} pendings={len(core.chunks.pendings)} orphans={len(core.chunks.orphans)} "
-        f"retired={len(core.chunks.retired)} peers={len(core.peers)} "
+        f"engines={len(core.sessions.engines)} pendings={len(core.chunks.pendings)} orphans={len(core.chunks.orphans)} "
+        f"retired={len(core.chunks.retired)} peers={len(core.sessions.by_peer)} "
         f"movers={[(m.number, m.state, len(m.caches), len(m.boards), len(m.queue)) for m in core.movers.values()]}"
     )
 
 
 def is_idle(service: Service) -> bool:
     core = _core(service)
-    empties = core.disk is not None and (core.disk.parked or core.disk.chunks.room.emptying)
-    return _is_at_rest(core) and not core.wishes.holds and not empties
+    empties = core.disk is not None and (core.disk.writes.parked or core.disk.chunks.room.emptying)
+    return _is_at_rest(core) and not core.operators.holds and not empties
 
 
 def may_wait_long(service: Service, now_ns: int) -> bool:
@@ -321,17 +322,17 @@ def may_wait_long(service: Service, now_ns: int) -> bool:
     core, tier = _core(service), _core(service).disk
     if tier is None or not _is_at_rest(core):
         return False
-    warms = all(hold.kind == "warm" and _is_starved(core, tier, hold) for hold in core.wishes.holds.values())
+    warms = all(hold.kind == "warm" and _is_starved(core, tier, hold) for hold in core.operators.holds.values())
     emptying = tier.chunks.room.emptying
     over_budget = all(_is_over_budget(tier, going, now_ns) for going in emptying.values())
-    return warms and over_budget and tier.parked.keys() <= emptying.keys()
+    return warms and over_budget and tier.writes.parked.keys() <= emptying.keys()
 
 
 def _is_at_rest(core: Core) -> bool:
     """No client is there, and nothing is under way between DRAM and disk."""
-    tables = (core.sessions, core.caches, core.jobs, core.leases, core.engines, core.tokens)
+    tables = (core.sessions, core.caches, core.jobs, core.leases, core.sessions.engines, core.sessions.by_token)
     tier = core.disk
-    disk_busy = tier is not None and (tier.chunks.jobs or tier.writes or not tier.recovered)
+    disk_busy = tier is not None and (tier.chunks.jobs or tier.writes.chain or not tier.recovered)
     movers_ready = all(mover.state == "ready" for mover in core.movers.values())
     return not any(tables) and not core.chunks.pendings and not disk_busy and movers_ready
 
@@ -340,12 +341,12 @@ def _is_starved(core: Core, tier: DiskTier, hold: Hold) -> bool:
     """The hold still needs reads, and its account found no slot for one."""
     accounts = core.chunks.accounts
     account = accounts.of_space(hold.space).name if accounts is not None else ""
-    return hold.number in tier.hold_fetches and account in tier.starved
+    return hold.fetch is not None and account in tier.waits.starved
 
 
 def _is_over_budget(tier: DiskTier, going: Emptying, now_ns: int) -> bool:
     """The device's budget of the day refuses the move of a chunk out of the segment."""
-    placement = tier.placements[going.device]
+    placement = tier.devices[going.device].placement
     moves = (space.group_bytes(node.on_disk) for node, space in going.moving.items())
     return any(placement.refusal(count, now_ns) == "budget" for count in moves)
 
@@ -357,7 +358,7 @@ def check_idle(service: Service, ledger: Ledger) -> None:
     if (
         chunks.orphans
         or chunks.retired
-        or core.peers
+        or core.sessions.by_peer
         or any(m.boards or m.caches or m.jobs or m.queue for m in core.movers.values())
     ):
         raise Wrong(f"all clients are gone, and something is left: {leftovers(service)}")

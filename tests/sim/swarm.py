@@ -6,7 +6,9 @@ Swarm testing: in each seed some operations never happen and others are very lik
 from dataclasses import replace
 from random import Random
 
-from kvserver.service.state.core import Bounds
+from kvserver.brain.bounds import bounds_from
+from kvserver.config.config import Config
+from kvserver.service.state.bounds import Bounds
 from kvserver.tiers.slots import SLOT_ALIGN
 
 from .shapes import OF_SEVERAL_SIZES, SHAPES, Shape
@@ -175,7 +177,9 @@ class Swarm:
         units = chunk_bytes // SLOT_ALIGN * chunks
         chunk_slabs = max(shape.chunk_slabs(slab_units) for shape in self.shapes)
         slabs = max(rng.choice((2, 3)), chunk_slabs, -(-units // slab_units))
-        bounds = Bounds(
+        bounds = replace(
+            bounds_from(Config()),
+            request_lines="none",
             arena_bytes=slabs * slab_units * SLOT_ALIGN,
             slab_bytes=slab_units * SLOT_ALIGN,
             sessions_max=self._tight(rng, (9, 11), 64),

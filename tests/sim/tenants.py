@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from random import Random
 
 from kvserver.service.holdings.accounts import Quota
-from kvserver.service.state.core import Bounds
+from kvserver.service.state.bounds import Bounds
 from kvserver.tiers.slots import SLOT_ALIGN
 
 TENANTS = ("agents", "chat", "guests", "")

@@ -19,19 +19,19 @@ from typing import Any
 import atom
 
 from kvclient.atom import versions
-from kvclient.atom.layout import Allocation, Layout, layout_of
+from kvclient.atom.layout import Layout, layout_of
 from kvclient.atom.namespace import facts_of, models_of
-from kvclient.atom.process import SCHEDULER, WORKER, ancestor, life_of
 from kvclient.atom.scheduler import Scheduler
-from kvclient.atom.settings import Settings, chosen_chunk_tokens, parse, role_of
+from kvclient.atom.settings import Settings, parse, role_of
 from kvclient.atom.steps import NAMESPACE, STORED, Name, Seq, Step
 from kvclient.client import Client
-from kvclient.identity.file_times import began_ns
 from kvclient.identity.late_namespaces import namespace_of
 from kvclient.identity.model_files import code_digest, label_of
+from kvclient.identity.processes import ancestor, began_ns, life_of
+from kvclient.memory.layouts import Extent
 from kvclient.offload.decide import CHAIN_GOES_ON
 from kvclient.offload.guard import WHY, Guard, GuardedWorker
-from kvclient.offload.settings import MIB
+from kvclient.offload.settings import MIB, NO_GRAPHS, chosen_chunk_tokens
 from kvclient.offload.values import Group, Options
 from kvclient.offload.worker import Worker
 from kvclient.values import CacheSpec, DeviceBuffer, HostBuffer, RetrieveResult
@@ -47,7 +47,7 @@ try:
         SaveOperationId,
     )
 except ImportError as problem:
-    raise versions.refusal(f"has not what its connectors are made of ({problem})") from problem
+    raise versions.refusal(f"lacks the classes that connectors are made of ({problem})") from problem
 
 log = logging.getLogger("atom.kvserver")
 
@@ -55,6 +55,11 @@ SAID_TIMES = 8
 """Number of polls in which a rank repeats each end. ATOM drops a poll if one rank takes more than 10 s, for example to
 compile a kernel, and loses the other ranks' ends. It counts repeated ends once."""
 
+
+SCHEDULER, WORKER = 0, 1
+"""Generations between a process and its EngineCore, which is the scheduler's process. ATOM gives its processes nothing
+that tells one start of an engine from the next, so their common ancestor does. With pipeline stages there is an
+EngineCore for each stage, and one process is the parent of them all."""
 
 ROLLOUT = "atom.rollout.memory_manager"
 """Module that ATOM imports in workers that can sleep. Before sleeping, ATOM overwrites its KV with zeros, even under a
@@ -73,7 +78,7 @@ class Engine:
         _refuse_unsupported(config)
         self.local_block_tokens = int(config.kv_cache_block_size)
         self.block_tokens = self.local_block_tokens * _count(config, "decode_context_parallel_size")
-        self.chunk_tokens = chosen_chunk_tokens(self.block_tokens, self.settings.chunk_tokens)
+        self.chunk_tokens = chosen_chunk_tokens([Group(self.block_tokens)], self.settings.chunk_tokens)
         self.stages = _count(config, "pipeline_parallel_size")
         self.tensor_ranks = _count(config, "tensor_parallel_size")
         self.ranks = self.stages * self.tensor_ranks
@@ -127,8 +132,9 @@ class KvServerScheduler(KVConnectorSchedulerBase):  # type: ignore[misc]
         )
         self._half = Scheduler(engine.client(rank=-1, generations=SCHEDULER), options)
         self._half.wait_connected()
-        self._guard = Guard(_nothing, log)
-        self._handoffs = self._half.handoffs
+        if getattr(config, "enforce_eager", False):
+            log.warning(NO_GRAPHS, "enforce_eager")
+        self._guard = Guard(log)  # each call handles the time after a bug by itself
         self._running_tokens, self._running_tokens_before = 0, 0
         """Token sums of the running sequences that ATOM has asked about: since the last step, and in the step before.
 
@@ -136,45 +142,30 @@ class KvServerScheduler(KVConnectorSchedulerBase):  # type: ignore[misc]
         """
 
     def get_num_new_matched_tokens(self, seq: Seq) -> tuple[int, bool]:
-        with self._guard as serves:
-            if serves:
-                tokens = self._half.match(seq)
-                return tokens, tokens > 0
-        return 0, False
+        tokens = self._guard.run(self._half.match, seq) or 0
+        return tokens, tokens > 0
 
     def update_state_after_alloc(self, seq: Seq) -> None:
-        with self._guard as serves:
-            if serves:
-                self._half.allocated(seq)
+        self._guard.run(self._half.allocated, seq)
 
     def should_park_for_load_after_alloc(self, seq: Seq) -> bool:
-        with self._guard as serves:
-            if serves:
-                return self._half.should_park(seq)
-        return False
+        return self._guard.run(self._half.should_park, seq) or False
 
     def adjust_prefill_chunk_after_alloc(self, seq: Seq, chunk: int) -> int:
-        with self._guard as serves:
-            if serves and id(seq) in self._half.handoffs:
-                return self._half.chunk_until_handoff(seq, chunk)
-        return chunk
+        if id(seq) not in self._half.handoffs:
+            return chunk
+        return self._guard.run(self._half.chunk_until_handoff, seq, chunk) or chunk
 
     def should_park_partial_prefill_for_load(self, seq: Seq) -> bool:
         self._running_tokens += seq.num_tokens + seq.num_cached_tokens
-        if not self._handoffs or id(seq) not in self._handoffs:  # ATOM asks for every running sequence in every step
+        if id(seq) not in self._half.handoffs:  # ATOM asks for every running sequence in every step
             return False
-        with self._guard as serves:
-            if serves:
-                return self._half.should_park_now(seq)
-        return False
+        return self._guard.run(self._half.should_park_now, seq) or False
 
     def build_connector_meta(self) -> Step:
         runs = self._running_tokens not in (0, self._running_tokens_before)
         self._running_tokens, self._running_tokens_before = 0, self._running_tokens
-        with self._guard as serves:
-            if serves:
-                return self._half.step(runs=runs)
-        return self._last_words()
+        return self._guard.run(self._half.step, runs=runs) or self._half.last_step(WHY)
 
     def process_completions(self, output: KVConnectorOutput) -> KVConnectorOutput:
         """Take ended jobs of all ranks. Returns only the requests whose end ATOM waits for."""
@@ -184,48 +175,33 @@ class KvServerScheduler(KVConnectorSchedulerBase):  # type: ignore[misc]
         loaded, failed, saved = output.finished_loading, output.failed_loading, output.finished_saving
         # First and separate from the decisions: what ATOM waits for must reach it even if these fail.
         known = self._half.jobs.ended((*loaded, *failed, *saved))
-        with self._guard as serves:
-            if serves:
-                self._half.learn(saved)
-                self._half.ended(
-                    loaded=[one for one in loaded if one in known],
-                    failed=[one for one in failed if one in known],
-                    saved={one: known[one] for one in saved if one in known},
-                    gaps=gaps,
-                )
+        self._guard.run(self._half.learn, saved)
+        self._guard.run(self._half.ended, known, failed=failed, gaps=gaps)
         output.finished_loading = {one.req_id for one in loaded if one in known}
         output.failed_loading = {one.req_id for one in failed if one in known}
         output.finished_saving = {one.req_id for one in saved if one in known}
         return output
 
     def should_defer_free(self, seq: Seq) -> bool:
-        with self._guard as serves:
-            if serves:
-                return not self._half.may_free(seq)
-        return self._half.jobs.holds(seq)
+        may_free = self._guard.run(self._half.may_free, seq)
+        return self._half.jobs.holds(seq) if may_free is None else not may_free
 
     def request_finished(self, seq: Seq) -> None:
-        with self._guard as serves:
-            if serves:
-                self._half.finished(seq)
+        self._guard.run(self._half.finished, seq)
 
     def source_blocks_released(self, seq: Seq) -> None:
         """Called since ATOM's #2167 instead of a second request_finished(), when a sequence has ended or was preempted.
 
         Its blocks may belong to another sequence now.
         """
-        with self._guard as serves:
-            if serves:
-                self._half.released(seq)
+        self._guard.run(self._half.released, seq)
 
     def send_finished(self, req_id: Any) -> None:
         """Does nothing: since ATOM's #2167 this is for KV sent to a decode node, and this connector sends none."""
 
     def has_pending_work(self) -> bool:
-        with self._guard as serves:
-            if serves:
-                return self._half.busy()
-        return len(self._half.jobs) > 0
+        busy = self._guard.run(self._half.busy)
+        return len(self._half.jobs) > 0 if busy is None else busy
 
     def get_statistics(self) -> dict[str, int]:
         """Statistics under the names of ATOM's metrics, atom:lmcache_…."""
@@ -239,15 +215,6 @@ class KvServerScheduler(KVConnectorSchedulerBase):  # type: ignore[misc]
             "loads_pending": it.retrieves_in_flight,
             "saves_pending": it.stores_in_flight,
         }
-
-    def _last_words(self) -> Step:
-        """The step after a bug: it ends what the engine waits for, which only workers can report. Loads are not carried
-        out."""
-        half = self._half
-        step = Step(tuple(order._replace(refused=WHY) for order in half.untold), tuple(half.untold_stores))
-        half.untold.clear()
-        half.untold_stores.clear()
-        return step
 
 
 # ---------------------------------------------------------------- worker
@@ -323,13 +290,11 @@ class KvServerConnector(KVConnectorBase):  # type: ignore[misc]
             model=label_of(engine.config.model),
         )
         half = self._half(kind)
-        half.register(spec, namespace)
+        half.register(spec, namespace, {name: value for name, value in facts.items() if name != "layout"})
         self._watched = _watch(kv_caches, self._given_back)
         self._registered += 1
         if can_sleep:
             log.warning("this engine's weights can change; kvserver notices it only if the engine sleeps meanwhile")
-        known = half.namespace.hex()[:16] or "later"
-        log.info("cache described namespace=%s rank=%d facts=%s", known, self._rank, _shown(facts))
 
     def _given_back(self, thread: int) -> None:
         """Unregister, because ATOM has dropped its KV cache without telling. Otherwise the server's mapping would keep
@@ -413,7 +378,10 @@ def _count(config: Any, name: str) -> int:
 
 def _refuse_unsupported(config: Any) -> None:
     if _count(config, "prefill_context_parallel_size") > 1:
-        raise RequestError("unsupported", "prefill_context_parallel_size > 1: which rank holds what is not known here")
+        raise RequestError(
+            "unsupported",
+            "prefill_context_parallel_size > 1: unknown which rank holds which tokens",
+        )
     if config.enable_rapidserve:
         raise RequestError("unsupported", "rapidserve: two processes share one KV cache, and only one schedules")
     if getattr(config.hf_config, "compress_ratios", None):
@@ -477,9 +445,9 @@ def _device_name(kind: str) -> str:
     return str(getattr(properties, "gcnArchName", "") or properties.name)
 
 
-def _buffers(kind: str, allocations: list[Allocation]) -> list[HostBuffer | DeviceBuffer]:
+def _buffers(kind: str, allocations: list[Extent]) -> list[HostBuffer | DeviceBuffer]:
     assert kind != "host", "ATOM's caches are on GPUs"
-    return [DeviceBuffer(found.address, found.bytes) for found in allocations]
+    return [DeviceBuffer(*found) for found in allocations]
 
 
 def _recorded_event() -> object:
@@ -492,11 +460,3 @@ def _recorded_event() -> object:
 
 def _no_event() -> None:
     return None
-
-
-def _nothing() -> None:
-    """Does nothing: each call handles the time after a bug by itself."""
-
-
-def _shown(facts: Mapping[str, object]) -> dict[str, object]:
-    return {name: value for name, value in facts.items() if name not in ("settings", "layout")}

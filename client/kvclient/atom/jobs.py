@@ -3,6 +3,7 @@
 Separate from the decisions, so that blocks are freed even after these have failed.
 """
 
+import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -13,9 +14,16 @@ from kvclient.offload.values import RetrieveOrder, StoreOrder
 class _Job(NamedTuple):
     seq: Seq
     """Reference that keeps its id() from being reused."""
-    request_id: Any
+    order: RetrieveOrder | StoreOrder
+    began_s: float
+
+
+class EndedJob(NamedTuple):
+    is_retrieve: bool
     chunks: int
-    """Chunks of a store; 0 for a retrieve."""
+    """Chunks that a store was to write."""
+    seconds: float
+    """Duration from the order to the report of the last rank."""
 
 
 class AtomJobs:
@@ -30,27 +38,30 @@ class AtomJobs:
         return len(self._jobs)
 
     def begin(self, order: RetrieveOrder | StoreOrder, seq: Seq) -> None:
-        assert isinstance(order.request, Name)
         assert order.job not in self._jobs
-        chunks = order.chunks if isinstance(order, StoreOrder) else 0
-        self._jobs[order.job] = _Job(seq, order.request.id, chunks)
+        self._jobs[order.job] = _Job(seq, order, time.monotonic())
         self._of.setdefault(id(seq), set()).add(order.job)
 
     def holds(self, seq: Seq) -> bool:
         return id(seq) in self._of
 
-    def ended(self, operations: Iterable[Any]) -> dict[Any, int]:
-        """Ended operations that were in flight for exactly this request -> chunks they were to store."""
-        return {one: job.chunks for one in operations if (job := self._taken(one)) is not None}
+    def ended(self, operations: Iterable[Any]) -> dict[Any, EndedJob]:
+        """The ended operations that were in flight for exactly this request."""
+        return {one: job for one in operations if (job := self._taken(one)) is not None}
 
-    def _taken(self, operation: Any) -> _Job | None:
+    def _taken(self, operation: Any) -> EndedJob | None:
         number = getattr(operation, "generation", -1)
         job = self._jobs.get(number)
-        if job is None or job.request_id != operation.req_id:
+        if job is None:
+            return None
+        order = job.order
+        assert isinstance(order.request, Name)
+        if order.request.id != operation.req_id:
             return None
         del self._jobs[number]
         left = self._of[id(job.seq)]
         left.discard(number)
         if not left:
             del self._of[id(job.seq)]
-        return job
+        chunks = order.chunks if isinstance(order, StoreOrder) else 0
+        return EndedJob(isinstance(order, RetrieveOrder), chunks, time.monotonic() - job.began_s)

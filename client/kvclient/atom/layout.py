@@ -18,6 +18,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
+from kvclient.memory.layouts import Extent
 from kvserver.errors import RequestError
 from kvserver.wire.messages import RegionRun
 
@@ -27,19 +30,12 @@ X_BYTES = 16
 SCALE_BYTES = 4
 
 
-class Allocation(NamedTuple):
-    """One piece of memory that holds KV."""
-
-    address: int
-    bytes: int
-
-
 class Segment(NamedTuple):
     """A layer's tensor, or a region that belongs to no known tensor."""
 
     part: str
     layer: str
-    allocation: Allocation
+    allocation: Extent
     offset: int
     """Offset in the allocation, in bytes."""
     bytes: int
@@ -53,7 +49,7 @@ class Segment(NamedTuple):
 
 
 class Layout(NamedTuple):
-    allocations: list[Allocation]
+    allocations: list[Extent]
     """Allocations, in the order of the buffers in the regions."""
     regions: list[RegionRun]
     segments: list[Segment]
@@ -146,7 +142,7 @@ def _checked(part: str, layer: str, tensor: Any, *, tokens: int) -> Segment:
     if any(size > 1 and got != wanted for size, got, wanted in zip(shape, tensor.stride(), strides, strict=True)):
         raise RequestError("layout", f"{shown}, strides {tuple(tensor.stride())}: it has gaps")
     storage = tensor.untyped_storage()
-    allocation = Allocation(storage.data_ptr(), storage.nbytes())
+    allocation = Extent(storage.data_ptr(), storage.nbytes())
     offset = tensor.data_ptr() - allocation.address
     kind = str(getattr(tensor, "dtype", item_bytes))
     return Segment(part, layer, allocation, offset, step * item_bytes, shape, kind)
@@ -189,7 +185,7 @@ def _untold(transfer_tensors: Any, known: Sequence[Segment], *, scale_bytes: Seq
     dense = sum(region.total_bytes for region in regions) == end - begin
     found = []
     for number, region in enumerate(sorted(regions, key=lambda region: int(region.base_addr)) if dense else regions):
-        memory = Allocation(begin, end - begin) if dense else Allocation(region.base_addr, region.total_bytes)
+        memory = Extent(begin, end - begin) if dense else Extent(region.base_addr, region.total_bytes)
         offset = region.base_addr - memory.address
         found.append(Segment("region", f"region_{number}", memory, offset, region.total_bytes))
     return found
@@ -220,7 +216,7 @@ def _regions(transfer_tensors: Any, name: str) -> list[Any]:
 # ---------------------------------------------------------------- runs
 
 
-def _runs(segments: Sequence[Segment], allocations: Sequence[Allocation], blocks: int) -> list[RegionRun]:
+def _runs(segments: Sequence[Segment], allocations: Sequence[Extent], blocks: int) -> list[RegionRun]:
     """The region runs. Segments of one part that follow each other evenly in one allocation become one run.
 
     So the same tensors always give the same runs, wherever they lie.
@@ -246,4 +242,4 @@ def _joined(run: RegionRun, following: RegionRun) -> RegionRun | None:
     step = following.offset - last
     if step <= 0 or (run.regions > 1 and step != run.region_stride):
         return None
-    return RegionRun(run.buffer, run.offset, run.regions + 1, step, run.block_stride, run.page_bytes)
+    return replace(run, regions=run.regions + 1, region_stride=step)

@@ -65,7 +65,7 @@ GRID = ("tensor", "decode_context", "prefill_context")
 def models_of(config: Any) -> list[ModelFiles]:
     """Files of the model and of a draft model. A name or a path alone does not identify the weights."""
     if config.load_dummy:
-        raise RequestError("model-identity", "dummy weights are told by nothing: say model_id in the extra config")
+        raise RequestError("model-identity", "nothing identifies dummy weights: set model_id in the extra config")
     folders = [_folder(str(config.model), config.hf_config)]
     speculation = config.speculative_config
     if speculation is not None and speculation.model:

@@ -19,13 +19,13 @@ from typing import Any
 
 from kvclient.atom.aborts import Aborts
 from kvclient.atom.gaps import Gaps
-from kvclient.atom.jobs import AtomJobs
+from kvclient.atom.jobs import AtomJobs, EndedJob
 from kvclient.atom.steps import NAMESPACE, Name, Seq, Step
 from kvclient.atom.versions import SEQUENCE, check_fields
 from kvclient.client import Client
 from kvclient.keys import chunk_keys
-from kvclient.offload.asking import Asking
 from kvclient.offload.decide import Offload
+from kvclient.offload.lookup_exchange import LookupExchange
 from kvclient.offload.values import Options, RetrieveOrder, Statistics, StoreOrder
 from kvclient.values import RetrieveResult, StoreResult
 
@@ -71,7 +71,7 @@ class Scheduler:
         """id() of the sequences that compute up to their boundary."""
         self._options = options
         self._offload = Offload(options)
-        self._asking = Asking(client, self._offload, log)
+        self._exchange = LookupExchange(client, self._offload, log)
         self._patience_s = options.lookup_deadline_s
         self._lives: dict[int, _Life] = {}
         """id() of a sequence -> its life."""
@@ -87,12 +87,12 @@ class Scheduler:
         return self._offload.statistics
 
     def wait_connected(self) -> None:
-        self._asking.wait_connected()
+        self._exchange.wait_connected()
 
     @property
     def namespace(self) -> bytes:
         """The namespace of all ranks. Empty until they have reported it."""
-        return self._asking.namespace
+        return self._exchange.namespace
 
     # ---------------------------------------------------------------- admission
 
@@ -101,13 +101,11 @@ class Scheduler:
         life = self._life_of(seq)
         life.boundary, life.is_offered = 0, False
         self.handoffs.discard(id(seq))
-        if not self.namespace:
-            return 0
-        self._asking.notice_a_loss()
-        self._asking.listen()
+        self._exchange.notice_a_loss()
+        self._exchange.listen()
         tokens = self._match(life, hbm_tokens=0)
         while tokens is None and self._offload.is_asking(life.name):
-            self._asking.wait(self._patience_s)
+            self._exchange.wait(self._patience_s)
             tokens = self._match(life, hbm_tokens=0)
         life.is_offered = bool(tokens)
         return tokens or 0
@@ -162,8 +160,8 @@ class Scheduler:
 
         Before the workers see the jobs, everything that ATOM counts as computed has been launched on their streams.
         """
-        self._asking.listen()
-        self._tidy()
+        self._exchange.listen()
+        self._exchange.tidy()
         self._aborts.look(runs=runs)
         self._end_the_unsaid()
         now_s = time.monotonic()
@@ -174,26 +172,34 @@ class Scheduler:
             )
         for life in list(self._storing.values()):
             self._store_due(life, now_s)
+        return self._take_untold()
+
+    def last_step(self, why: str) -> Step:
+        """The step after a bug. It ends what the engine waits for, which only workers can report: loads are refused."""
+        self.untold[:] = [order._replace(refused=why) for order in self.untold]
+        return self._take_untold()
+
+    def _take_untold(self) -> Step:
         step = Step(tuple(self.untold), tuple(self.untold_stores))
         self.untold.clear()
         self.untold_stores.clear()
         return step
 
-    def ended(
-        self, *, loaded: Iterable[Any], failed: Iterable[Any], saved: Mapping[Any, int], gaps: Container[Any]
-    ) -> None:
-        """Take jobs that all ranks have ended, by ATOM's operation ids. saved: operation -> chunks.
-
-        gaps: stores that left out chunks.
-        """
-        for operation, why in [*((one, "") for one in loaded), *((one, "rank-failed") for one in failed)]:
-            end = self._offload.retrieve_ended(operation.generation, 0, RetrieveResult(not why, 0, why))
-            if end is not None and why:
-                self._store_again(end.order)
-        for operation, chunks in saved.items():
-            result = StoreResult(0, 0, 0, "gap") if operation in gaps else StoreResult(chunks, chunks, 0, "")
-            self._offload.store_ended(operation.generation, 0, result)
-        self._tidy()
+    def ended(self, jobs: Mapping[Any, EndedJob], *, failed: Container[Any], gaps: Container[Any]) -> None:
+        """Take jobs that all ranks have ended, by ATOM's operation ids. failed: loads that did. gaps: stores that left
+        out chunks."""
+        for operation, job in jobs.items():
+            if job.is_retrieve:
+                why = "rank-failed" if operation in failed else ""
+                load = RetrieveResult(not why, 0, why)
+                end = self._offload.retrieve_ended(operation.generation, 0, load, seconds=job.seconds)
+                if end is not None and why:
+                    self._store_again(end.order)
+            else:
+                why = "gap" if operation in gaps else ""
+                store = StoreResult(0, 0, 0, why) if why else StoreResult(job.chunks, job.chunks, 0, "")
+                self._offload.store_ended(operation.generation, 0, store, seconds=job.seconds)
+        self._exchange.tidy()
 
     def learn(self, operations: Iterable[Any]) -> None:
         """Take the namespace that all ranks have registered.
@@ -211,7 +217,7 @@ class Scheduler:
         self._gaps.look()
         life = self._storing.get(id(seq))
         if life is not None:
-            self._asking.listen()
+            self._exchange.listen()
             self._store_due(life, time.monotonic())
         return not self.jobs.holds(seq)
 
@@ -222,7 +228,7 @@ class Scheduler:
             return
         self._gaps.look()
         if id(seq) in self._storing:
-            self._asking.listen()
+            self._exchange.listen()
             self._store_due(life, time.monotonic())
         self._end(life)
 
@@ -237,10 +243,10 @@ class Scheduler:
     def busy(self) -> bool:
         """Whether an idle engine has to keep polling. All reasons end by themselves."""
         learns = not self.namespace and time.monotonic() < self._namespace_due_s
-        return learns or bool(self.untold or self.untold_stores) or self._offload.busy() or len(self._asking) > 0
+        return learns or bool(self.untold or self.untold_stores) or self._offload.busy() or len(self._exchange) > 0
 
     def close(self) -> None:
-        self._asking.close()
+        self._exchange.close()
 
     # ---------------------------------------------------------------- lives
 
@@ -302,8 +308,6 @@ class Scheduler:
         seq = life.seq
         if life.boundary or not seq.block_table:  # waiting for its handoff, or preempted
             return
-        if not self.namespace:  # without workers that report, no end would arrive
-            return
         computed = min(seq.num_cached_tokens, seq.num_prompt_tokens, life.whole_tokens)
         if self._offload.computed(life.name, computed, now_s):
             order = self._offload.store(life.name, [seq.block_table])
@@ -325,18 +329,12 @@ class Scheduler:
     def _match(self, life: _Life, *, hbm_tokens: int) -> int | None:
         now_s = time.monotonic()
         tokens = self._offload.match(life.name, tokens=life.seq.num_tokens, hbm_tokens=hbm_tokens, now_s=now_s)
-        self._asking.send()
+        self._exchange.send()
         return tokens
 
     def _use_namespace(self, namespace: bytes) -> None:
         if self.namespace and namespace != self.namespace:
             for life in [life for life in self._lives.values() if life.is_keyed]:
                 self._end(life)
-        self._asking.namespace = namespace
+        self._exchange.use_namespace(namespace)
         log.info("namespace of all ranks namespace=%s", namespace.hex()[:16])
-
-    def _tidy(self) -> None:
-        self._asking.give_back()
-        for summary in self._offload.take_summaries():
-            assert isinstance(summary.request, Name)
-            log.info("%s", summary._replace(request=summary.request.id))

@@ -7,8 +7,6 @@ from typing import Any
 from kvclient.offload.settings import ConnectorSettings, checked
 from kvserver.errors import RequestError
 
-CHUNK_TOKENS_MIN = 256
-"""Smallest automatic chunk. Below it, keys and slots cost more than a finer prefix gains."""
 ROLES = {"offload": (True, True), "kv_both": (True, True), "kv_producer": (True, False), "kv_consumer": (False, True)}
 """Role -> whether the engine stores, and whether it loads."""
 
@@ -35,14 +33,3 @@ def role_of(transfer: Mapping[str, Any]) -> tuple[bool, bool]:
     if role not in ROLES:
         raise RequestError("settings", f"kv_role={role!r} must be one of {sorted(ROLES)}")
     return ROLES[role]
-
-
-def chosen_chunk_tokens(block_tokens: int, wanted: int) -> int:
-    """Tokens of a chunk: the user's choice, or the smallest useful number."""
-    if wanted % block_tokens:
-        raise RequestError(
-            "chunk-tokens",
-            f"chunk_tokens={wanted} must be a multiple of {block_tokens}, the tokens of one of ATOM's blocks "
-            "(block size x context parallel ranks)",
-        )
-    return wanted or -(-CHUNK_TOKENS_MIN // block_tokens) * block_tokens

@@ -37,6 +37,9 @@ class Name(NamedTuple):
     """ATOM's id of the request, also used in reports."""
     life: int
 
+    def __str__(self) -> str:
+        return str(self.id)
+
 
 @dataclass(frozen=True)
 class Step:

@@ -9,7 +9,6 @@ import hashlib
 import os
 import re
 import stat as stats
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -28,16 +27,6 @@ class Doubt(NamedTuple):
     path: Path
     blob: str = ""
     """Name of the blob that the file must match, from a hub's cache. Empty if nothing tells its content."""
-
-
-def began_ns(pid: int) -> int:
-    """Start of a process by the wall clock. 0 if the system does not say, so that everything counts as younger."""
-    try:
-        ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
-        return 0
-    return time.time_ns() - int(age_s * 1e9)
 
 
 def doubt(path: Path, *, since_ns: int) -> Doubt | None:

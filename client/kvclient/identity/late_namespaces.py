@@ -73,8 +73,8 @@ def namespace_of(
             saying.info("weights known namespace=%s", namespace.hex()[:16])
             return namespace
         saying.warning(
-            "the cache is shared with no other engine, as nobody can tell which weights this one has loaded: %s. Start "
-            "the engine again, or say model_id in kv_connector_extra_config",
+            "the cache is shared with no other engine, because it is unknown which weights this one has loaded: %s. "
+            "Start the engine again, or set model_id in kv_connector_extra_config",
             why,
         )
         return namespace_digest({**facts, "files": [], "life": life})

@@ -105,8 +105,8 @@ def hub_folder(name: str, *, revision: str | None, commit: str | None, cache_fol
             problem = missing
     raise RequestError(
         "model-identity",
-        f"the files of model {name!r} are not on this machine ({type(problem).__name__}), so that it cannot be "
-        "told from others of that name: say model_id in kv_connector_extra_config",
+        f"the files of model {name!r} are not on this machine ({type(problem).__name__}), so nothing "
+        "distinguishes it from others of that name: set model_id in kv_connector_extra_config",
     ) from problem
 
 

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from msgspec.structs import replace
+
 from kvclient.memory.layouts import check_runs
 from kvclient.values import Buffered, CacheSpec, DeviceBuffer
 from kvserver._native import (
@@ -21,7 +23,7 @@ from kvserver._native import (
     ipc_mode,
 )
 from kvserver.errors import RequestError
-from kvserver.wire.messages import STAGING_SEGMENTS, Buffer, GroupSpec, RegionRun
+from kvserver.wire.messages import STAGING_SEGMENTS, Buffer, GroupSpec
 
 RTC_WHEELS = ("nvidia/cu13/lib/libnvrtc.so.13", "nvidia/cuda_nvrtc/lib/libnvrtc.so.12")
 """Paths of NVIDIA's run-time compiler in PyPI's packages, relative to a directory of sys.path."""
@@ -126,27 +128,11 @@ def _allocation_of(spec: CacheSpec, buffer: DeviceBuffer) -> _Allocation:
 def _moved_group(group: GroupSpec, moved: Sequence[tuple[int, int]]) -> GroupSpec:
     """The group with offsets counted from the allocations. moved[i]: (allocation, offset of buffer i in it)."""
     regions = [
-        RegionRun(
-            moved[run.buffer][0],
-            moved[run.buffer][1] + run.offset,
-            run.regions,
-            run.region_stride,
-            run.block_stride,
-            run.page_bytes,
-        )
+        replace(run, buffer=allocation, offset=start + run.offset)
         for run in group.regions
+        for allocation, start in [moved[run.buffer]]
     ]
-    return GroupSpec(
-        group.block_tokens,
-        group.blocks,
-        group.kind,
-        group.window_tokens,
-        group.shards,
-        group.shard,
-        group.writers,
-        group.writer,
-        regions,
-    )
+    return replace(group, regions=regions)
 
 
 def _refusal(problem: Exception) -> RequestError:

@@ -13,11 +13,13 @@ import itertools
 import logging
 import os
 
+from msgspec.structs import astuple
+
 from kvclient.base.loop import Loop, Lost, Trouble, Waiter
 from kvclient.memory.device import EventWatch, StagedCopier, event_watch, export, staged_copier
 from kvclient.values import CacheSpec
 from kvserver.errors import RequestError
-from kvserver.wire.messages import STAGING_SEGMENTS, GroupSpec, Staging
+from kvserver.wire.messages import STAGING_SEGMENTS, Staging
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +65,8 @@ class DeviceCache:
         if self._copier.broken:
             raise RequestError("driver", f"staging of cache {self._spec.name!r}: {self._copier.broken}")
         groups = [
-            (self._spec.chunk_tokens // group.block_tokens, group.blocks, _runs(group)) for group in self.memory.groups
+            (self._spec.chunk_tokens // group.block_tokens, group.blocks, [astuple(run) for run in group.regions])
+            for group in self.memory.groups
         ]
         sizes = [buffer.bytes for buffer in self.memory.buffers]
         self._ring = self._copier.begin_ring(groups, self.memory.bases, sizes)
@@ -161,13 +164,6 @@ def event_handle(event: object) -> int:
     if isinstance(handle, int) and handle > 0:
         return handle
     raise RequestError("after", f"{event!r} is no event that was recorded; expected its address or a torch.cuda.Event")
-
-
-def _runs(group: GroupSpec) -> list[tuple[int, int, int, int, int, int]]:
-    return [
-        (run.buffer, run.offset, run.regions, run.region_stride, run.block_stride, run.page_bytes)
-        for run in group.regions
-    ]
 
 
 def _log_staging(spec: CacheSpec, copier: StagedCopier) -> None:

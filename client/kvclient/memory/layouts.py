@@ -34,7 +34,7 @@ class Tensor(Protocol):
 
 
 class Extent(NamedTuple):
-    """The range from a tensor's first byte to its last, gaps included."""
+    """A range of memory: a tensor from its first byte to its last, gaps included, or the allocation that holds it."""
 
     address: int
     bytes: int

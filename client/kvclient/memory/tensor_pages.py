@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from math import gcd
 from typing import Any
 
+from msgspec.structs import replace
+
 from kvclient.memory.layouts import check_runs, extent
 from kvserver.errors import RequestError
 from kvserver.wire.messages import GroupSpec, RegionRun
@@ -101,19 +103,7 @@ def _packed(groups: Sequence[GroupSpec], chunk_tokens: int, chunks: int) -> tupl
         for run in group.regions:
             regions.append(RegionRun(0, end, run.regions, places * run.page_bytes, run.page_bytes, run.page_bytes))
             end += -(-run.regions * places * run.page_bytes // RUN_ALIGN) * RUN_ALIGN
-        packed.append(
-            GroupSpec(
-                group.block_tokens,
-                places,
-                group.kind,
-                group.window_tokens,
-                group.shards,
-                group.shard,
-                group.writers,
-                group.writer,
-                regions,
-            )
-        )
+        packed.append(replace(group, blocks=places, regions=regions))
     return packed, end
 
 

@@ -24,11 +24,16 @@ Rule 5: a request whose retrieve failed is computed. It does not ask again, so i
 import itertools
 from collections.abc import Hashable
 
-from kvclient.offload.jobs import Jobs
-from kvclient.offload.questions import Questions
-from kvclient.offload.ranges import is_aligned, next_aligned, retrieve_blocks, store_blocks, usable_tokens
-from kvclient.offload.request import Phase, Request
-from kvclient.offload.tiers import tokens_within
+from kvclient.offload.lookups import Lookups
+from kvclient.offload.ranges import (
+    is_aligned,
+    next_aligned,
+    retrieve_blocks,
+    store_blocks,
+    tokens_within,
+    usable_tokens,
+)
+from kvclient.offload.request import Jobs, Phase, Request
 from kvclient.offload.values import (
     LookupOrder,
     Options,
@@ -58,7 +63,7 @@ class Offload:
         self._requests: dict[Hashable, Request] = {}
         self._numbers = itertools.count(1)
         """Numbers of jobs and lookups."""
-        self._questions = Questions(options, self.statistics, self._numbers)
+        self._lookups = Lookups(options, self.statistics, self._numbers)
         self._unasked: dict[Hashable, Request] = {}
         """Requests that nobody has asked for or matched yet, oldest first."""
         self._ahead: set[Hashable] = set()
@@ -67,6 +72,11 @@ class Offload:
         self._stores: Jobs[StoreOrder] = Jobs(options.ranks)
         self._chunks_storing = 0
         self._summaries: list[Summary] = []
+        self._unavailable = ""
+
+    def set_unavailable(self, why: str) -> None:
+        """Ask the server for nothing from now on, because of `why`. Empty: it may be asked."""
+        self._unavailable = why
 
     # ---------------------------------------------------------------- requests
 
@@ -90,8 +100,10 @@ class Offload:
             it.keys += keys
 
     def next_to_ask(self) -> Hashable | None:
-        """The request to ask() for next: the oldest that nobody has asked for. None if too many are ahead already."""
-        return next(iter(self._unasked), None) if len(self._ahead) < self._options.ahead_max else None
+        """The request to ask() for next: the oldest that nobody has asked for. None if too many are ahead already, or
+        the server cannot be asked."""
+        may_ask = not self._unavailable and len(self._ahead) < self._options.ahead_max
+        return next(iter(self._unasked), None) if may_ask else None
 
     def ask(self, request: Hashable, now_s: float, *, hbm_tokens: int = 0) -> None:
         """Send the lookup before match() needs the answer. Optional.
@@ -101,8 +113,8 @@ class Offload:
         """
         it = self._unasked.pop(request, None)
         if it is not None:
-            self._questions.ask(it, hbm_tokens=hbm_tokens if it.reads else it.tokens, now_s=now_s, is_ahead=True)
-            if it.question is not None:
+            self._lookups.ask(it, hbm_tokens=hbm_tokens if it.reads else it.tokens, now_s=now_s, is_ahead=True)
+            if it.lookup is not None:
                 self._ahead.add(request)
 
     def match(self, request: Hashable, *, tokens: int, hbm_tokens: int, now_s: float) -> int | None:
@@ -119,6 +131,9 @@ class Offload:
             self.preempted(request)
         it.tokens = tokens
         if it.is_barred or not it.keys:
+            return 0
+        if self._unavailable:
+            it.why = self._unavailable
             return 0
         may_read = it.reads and (self._options.resumes_output or tokens <= it.prompt_tokens)
         if not may_read or usable_tokens(self._options, tokens) - hbm_tokens < self._options.gain_min:
@@ -184,7 +199,7 @@ class Offload:
             reach = usable_tokens(self._options, it.tokens)
             known = it.answer is not None and it.answer.why != it.why
             self.statistics.skip(it.why, max(0, (min(it.found_tokens, reach) if known else reach) - hbm_tokens))
-        self._questions.set_answer(it, None)
+        self._lookups.set_answer(it, None)
         it.phase = Phase.RUNNING
 
     def computed(self, request: Hashable, tokens: int, now_s: float) -> bool:
@@ -196,9 +211,9 @@ class Offload:
                 return False
             self.admitted(request, hbm_tokens=0)
         it.due = min(tokens // self._options.chunk_tokens, it.chunks)
-        if it.due <= it.frontier or it.stopped or not self._options.stores:
+        if it.due <= it.frontier or it.stopped or self._unavailable or not self._options.stores:
             return False
-        if it.question is not None and not self._questions.gave_up(it, now_s):
+        if it.lookup is not None and not self._lookups.gave_up(it, now_s):
             return False  # the server may hold the due chunks
         return len(self._stores) < self._options.stores_max and self._chunks_storing < self._options.store_chunks_max
 
@@ -214,6 +229,7 @@ class Offload:
         number = next(self._numbers)
         order = StoreOrder(number, request, first, it.parent_of(first), it.key_range(first, end), blocks)
         it.frontier = it.storing[number] = end
+        it.is_asked = True
         self._stores.begin(order, it, chunks=end - first)
         self._chunks_storing += end - first
         self.statistics.stores += 1
@@ -227,7 +243,7 @@ class Offload:
         while the server reads its disks.
         """
         it = self._requests[request]
-        is_open = it.question is not None or (it.held_for_sure is not None and it.storing)
+        is_open = it.lookup is not None or (it.held_for_sure is not None and it.storing)
         return not self._options.stores or (not is_open and (bool(it.stopped) or it.frontier >= it.chunks))
 
     def preempted(self, request: Hashable) -> None:
@@ -235,7 +251,7 @@ class Offload:
         it = self._requests[request]
         if it.phase is Phase.WAITING:
             return
-        it.phase, it.question, it.queued_s = Phase.WAITING, None, None
+        it.phase, it.lookup, it.queued_s = Phase.WAITING, None, None
         it.retrieve = it.due = it.found_tokens = 0
         it.preemptions += 1
         self.statistics.preemptions += 1
@@ -247,9 +263,9 @@ class Offload:
             return
         self._forget_ahead(request)
         if self._options.stores and it.due > it.frontier:
-            why = it.stopped or ("unanswered" if it.question is not None else "busy")
-            self.statistics.skip(why, (it.due - it.frontier) * self._options.chunk_tokens)
-        self._questions.set_answer(it, None)
+            it.stopped = it.stopped or self._unavailable or ("unanswered" if it.lookup is not None else "busy")
+            self.statistics.skip(it.stopped, (it.due - it.frontier) * self._options.chunk_tokens)
+        self._lookups.set_answer(it, None)
         it.phase, it.retrieve = Phase.FINISHED, 0
         self._sum_up(it)
 
@@ -261,18 +277,18 @@ class Offload:
 
     def take_lookups(self) -> list[LookupOrder]:
         """New lookups since the last call. Call it after match() if the answer can be had at once."""
-        taken, self._questions.lookups = self._questions.lookups, []
+        taken, self._lookups.orders = self._lookups.orders, []
         return taken
 
     def found(self, lookup: int, found: Found) -> None:
         """Take the answer to a lookup, late or not."""
-        it = self._questions.answered(lookup, found)
+        it = self._lookups.answered(lookup, found)
         if self._requests.get(it.name) is it and (it.answer is None or it.answer.lease is None):
             self._ahead.discard(it.name)
 
     def take_releases(self) -> list[Lease]:
         """Leases to give back since the last call. Call it after every step, and when idle."""
-        taken, self._questions.releases = self._questions.releases, []
+        taken, self._lookups.releases = self._lookups.releases, []
         return taken
 
     def leases_lost(self) -> None:
@@ -280,22 +296,27 @@ class Offload:
 
         They are released all the same, because a server that was only late still keeps them.
         """
-        self._questions.leases_lost(self._requests.values())
+        self._lookups.leases_lost(self._requests.values())
 
     # ---------------------------------------------------------------- the ranks
 
-    def retrieve_ended(self, job: int, rank: int, result: RetrieveResult) -> RetrieveEnd | None:
-        """Take one rank's report. Returns the end of the job after the last rank's report. A repeated report has no
-        effect."""
-        ended = self._retrieves.reported(job, rank, why="" if result.ok else result.why or "failed")
+    def retrieve_ended(
+        self, job: int, rank: int, result: RetrieveResult, *, seconds: float = 0.0
+    ) -> RetrieveEnd | None:
+        """Take one rank's report: the result, and how long the job took there. A repeated report has no effect.
+
+        Returns the end of the job after the last rank's report.
+        """
+        ended = self._retrieves.reported(job, rank, why="" if result.ok else result.why or "failed", seconds=seconds)
         if ended is None:
             return None
         order, it = ended.order, ended.owner
+        it.retrieve_s = (it.retrieve_s or 0.0) + ended.seconds
         self.statistics.retrieves_in_flight = len(self._retrieves)
         if ended.why:
             self.statistics.retrieves_failed += 1
             self.statistics.skip("retrieve-failed", order.end_tokens - order.hbm_tokens)
-            self._questions.release(order.lease)  # some rank may not have used it
+            self._lookups.release(order.lease)  # some rank may not have used it
         else:
             self.statistics.tokens_retrieved += order.end_tokens - order.hbm_tokens
             self.statistics.tokens_from_disk += order.disk_tokens
@@ -305,13 +326,16 @@ class Offload:
         self._sum_up(it)
         return RetrieveEnd(order, not ended.why, ended.why)
 
-    def store_ended(self, job: int, rank: int, result: StoreResult) -> StoreEnd | None:
-        """Take one rank's report. Returns the end of the job after the last rank's report. A repeated report has no
-        effect."""
-        ended = self._stores.reported(job, rank, chunks=result.chunks, why=result.why)
+    def store_ended(self, job: int, rank: int, result: StoreResult, *, seconds: float = 0.0) -> StoreEnd | None:
+        """Take one rank's report: the result, and how long the job took there. A repeated report has no effect.
+
+        Returns the end of the job after the last rank's report.
+        """
+        ended = self._stores.reported(job, rank, chunks=result.chunks, why=result.why, seconds=seconds)
         if ended is None:
             return None
         order, it, asked = ended.order, ended.owner, ended.order.chunks
+        it.store_s = (it.store_s or 0.0) + ended.seconds
         self._chunks_storing -= asked
         self.statistics.stores_in_flight = len(self._stores)
         self.statistics.tokens_stored += ended.chunks * self._options.chunk_tokens
@@ -330,11 +354,11 @@ class Offload:
 
     def is_asking(self, request: Hashable) -> bool:
         """Whether a lookup is in flight that match() may wait for."""
-        return self._requests[request].question is not None
+        return self._requests[request].lookup is not None
 
     def busy(self) -> bool:
         """Whether something is in flight whose end must be delivered. Then an idle engine must keep polling."""
-        return bool(len(self._retrieves) or len(self._stores) or self._questions.releases)
+        return bool(len(self._retrieves) or len(self._stores) or self._lookups.releases)
 
     def take_summaries(self) -> list[Summary]:
         """Requests that have ended since the last call, with no job in flight."""
@@ -362,26 +386,26 @@ class Offload:
         """
         if not self._options.stores:
             return 0
-        if it.question is None:
+        if it.lookup is None:
             if it.answer is None or not it.answer.still_good(self._options, now_s):
-                self._questions.ask(it, hbm_tokens=it.tokens, now_s=now_s)
+                self._lookups.ask(it, hbm_tokens=it.tokens, now_s=now_s)
         elif not it.reads:
-            self._questions.gave_up(it, now_s)
-        return None if not it.reads and it.answer is None and it.question is not None else 0
+            self._lookups.gave_up(it, now_s)
+        return None if not it.reads and it.answer is None and it.lookup is not None else 0
 
     def _offer(self, it: Request, hbm_tokens: int, now_s: float) -> int | None:
         """As match(), for a request that may read and has something to gain."""
         if it.answer is None or not it.answer.still_good(self._options, now_s):
-            if it.question is None:
-                self._questions.ask(it, hbm_tokens=hbm_tokens, now_s=now_s)
-            elif self._questions.gave_up(it, now_s):
-                self._questions.miss(it, "late")
-            if it.question is not None and it.question.is_ahead:
-                it.question = it.question._replace(is_ahead=False)
-            if it.answer is None or (it.question is not None and not it.answer.is_told):
+            if it.lookup is None:
+                self._lookups.ask(it, hbm_tokens=hbm_tokens, now_s=now_s)
+            elif self._lookups.gave_up(it, now_s):
+                self._lookups.miss(it, "late")
+            if it.lookup is not None and it.lookup.is_ahead:
+                it.lookup = it.lookup._replace(is_ahead=False)
+            if it.answer is None or (it.lookup is not None and not it.answer.is_told):
                 return None
         tokens = self._say(it, hbm_tokens, now_s)
-        if tokens and it.question is not None:
+        if tokens and it.lookup is not None:
             return None  # an answer that arrives between this and allocated() would change the promise
         if tokens == 0 and it.answer is not None:
             # The answer stays valid while it is asked for again: an engine without room would admit other requests
@@ -397,10 +421,10 @@ class Offload:
             return 0
         if it.answer.lease is None and it.answer.chunks < it.answer.chunks_wanted_min:
             # The lookup took no lease because the engine held most of it. The engine may lose the rest as well.
-            if it.question is not None:
+            if it.lookup is not None:
                 return None
-            self._questions.set_answer(it, None)
-            self._questions.ask(it, hbm_tokens=0, now_s=now_s)
+            self._lookups.set_answer(it, None)
+            self._lookups.ask(it, hbm_tokens=0, now_s=now_s)
             return None
         if not it.answer.has_lease(self._options, now_s):
             it.why = "no-lease"
@@ -412,7 +436,7 @@ class Offload:
             it.queued_s = now_s
         if now_s - it.queued_s < self._options.retrieve_wait_s:
             return None
-        self._questions.miss(it, "busy")
+        self._lookups.miss(it, "busy")
         return 0
 
     def _gain(self, it: Request, hbm_tokens: int) -> int:
@@ -429,7 +453,7 @@ class Offload:
         return 0
 
     def _count_admission(self, it: Request, hbm_tokens: int) -> None:
-        it.hbm_tokens, it.disk_chunks = hbm_tokens, 0
+        it.hbm_tokens, it.disk_chunks, it.is_admitted = hbm_tokens, 0, True
         self.statistics.tokens_asked += it.tokens
         self.statistics.tokens_hbm += hbm_tokens
         self.statistics.tokens_found += min(it.found_tokens, it.tokens)
@@ -447,5 +471,27 @@ class Offload:
     def _sum_up(self, it: Request) -> None:
         if it.phase is not Phase.FINISHED or it.jobs:
             return
-        tokens = it.prompt_tokens, it.hbm_tokens, it.found_tokens, it.retrieved_tokens, it.stored_tokens
-        self._summaries.append(Summary(it.name, *tokens, it.preemptions, it.why or it.stopped, it.disk_tokens))
+        summary = Summary(
+            request=it.name,
+            prompt_tokens=it.prompt_tokens,
+            hbm_tokens=it.hbm_tokens,
+            found_tokens=it.found_tokens,
+            retrieved_tokens=it.retrieved_tokens,
+            stored_tokens=it.stored_tokens,
+            preemptions=it.preemptions,
+            why=it.why or it.stopped or ("" if it.is_asked else self._why_not_asked(it)),
+            disk_tokens=it.disk_tokens,
+            retrieve_s=it.retrieve_s,
+            store_s=it.store_s,
+        )
+        self._summaries.append(summary)
+
+    def _why_not_asked(self, it: Request) -> str:
+        """Why a request has ended without a lookup and without a store, if nothing went wrong."""
+        if not it.keys:
+            return "below-chunk"
+        if not it.is_admitted:
+            return "not-admitted"
+        if not it.reads:
+            return "no-reads"
+        return "in-hbm" if usable_tokens(self._options, it.tokens) >= self._options.gain_min else "below-min"

@@ -22,8 +22,8 @@ class Report(NamedTuple):
     job: int
     rank: int
     result: RetrieveResult | StoreResult
-    ended_s: float
-    """Time on the worker's monotonic clock."""
+    seconds: float
+    """Duration of the job on this rank."""
 
 
 class Ended(NamedTuple):
@@ -73,8 +73,10 @@ class Ends:
         self._unbegun.discard(job)
 
     def end(self, job: int, result: RetrieveResult | StoreResult) -> None:
+        began = self._open.get(job)
+        seconds = time.monotonic() - began.began_s if began is not None else 0.0
         with self._lock:
-            self._reports.append(Report(job, self._rank, result, time.monotonic()))
+            self._reports.append(Report(job, self._rank, result, seconds))
 
     def stores_over(self) -> list[tuple[int, int]]:
         """(job, rank) of ended stores that were not taken yet. Callable from any thread."""
@@ -101,7 +103,7 @@ class Ends:
             ended.reports.append(report)
             is_retrieve = isinstance(found.order, RetrieveOrder)
             name = "retrieve_seconds" if is_retrieve else "store_seconds"
-            ended.seconds.setdefault(name, []).append(report.ended_s - found.began_s)
+            ended.seconds.setdefault(name, []).append(report.seconds)
             if is_retrieve:
                 request = str(found.order.request)
                 ended.retrieved.add(request)

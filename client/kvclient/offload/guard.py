@@ -1,22 +1,26 @@
 """A connector's edge to its engine: no exception of ours reaches the engine while it serves.
 
-The first unexpected exception of a half is logged with its trace and counted. After that the half does nothing more.
-Refusals at engine start (settings, layouts, disagreeing ranks) are different: they do reach the engine.
+The first unexpected exception of a half is logged with its trace and counted. Our state is unknown then, so the half
+looks up, retrieves and stores nothing more. Everything that the engine waits for or has lent still ends. Refusals at
+engine start (settings, layouts, disagreeing ranks) are different: they do reach the engine.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from types import TracebackType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
-from kvclient.offload.ends import Ended, Ends
+from kvclient.offload.ends import Ended
 from kvclient.offload.values import RetrieveOrder, StoreOrder
 from kvclient.offload.worker import Worker
 from kvclient.values import CacheSpec
 from kvserver.errors import RequestError
 
 WHY = "connector-bug"
+LONG_FACTS = frozenset({"settings", "layers", "beside"})
+"""Facts of a namespace that fill pages."""
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def refusal(problem: Exception) -> Exception | None:
@@ -25,129 +29,107 @@ def refusal(problem: Exception) -> Exception | None:
 
 
 class Guard:
-    """Context manager: `with guard as serves:` tells whether the half still serves, and swallows an unexpected
-    exception.
-
-    on_bug is called before the code after the block.
-    """
+    """Calls one half's methods, until one of them raises."""
 
     def __init__(
         self,
-        on_bug: Callable[[], None],
         log: logging.Logger,
         *,
+        on_bug: Callable[[], None] = lambda: None,
         explain: Callable[[Exception], Exception | None] = refusal,
     ) -> None:
-        """explain: returns the exception that explains a problem if it is not a bug of ours, otherwise None."""
+        """on_bug: called once, before the failed call returns.
+
+        explain: returns the exception that explains a problem if it is not a bug of ours, otherwise None.
+        """
         self.tripped = False
         self._on_bug = on_bug
         self._explain = explain
         self._log = log
         self._untold = 0
 
-    def __enter__(self) -> bool:
-        return not self.tripped
+    def run(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T | None:
+        """The result of the call. None if it raises. After that no call is made, and every result is None."""
+        return None if self.tripped else self.run_always(call, *arguments, **named)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if not isinstance(error, Exception):
-            return False  # no error, or one that is meant to end the process
-        if not self.tripped:
-            why = self._explain(error) or "a bug in the connector"
-            self._log.error("no cache from now on: %s", why, exc_info=error)
-            self._untold = 1
-            self.trip()
-        return True
+    def run_always(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T | None:
+        """As run(), but the call is made after a bug too."""
+        try:
+            return call(*arguments, **named)
+        except Exception as problem:
+            if not self.tripped:
+                why = self._explain(problem) or "a bug in the connector"
+                self._log.error("no cache from now on: %s", why, exc_info=problem)
+                self._untold = 1
+                self.trip()
+            return None
 
     def trip(self) -> None:
         if not self.tripped:
             self.tripped = True
             self._on_bug()
 
-    def take_bugs(self) -> int:
-        """Bugs since the last call: 0 or 1."""
+    def take_bugs(self) -> dict[str, int]:
+        """The bugs since the last call, as a count for the statistics; empty if there was none."""
         taken, self._untold = self._untold, 0
-        return taken
+        return {"bugs": taken} if taken else {}
 
 
 class GuardedWorker:
-    """Worker behind a guard; InertWorker after the first unexpected exception."""
+    """Worker behind a guard. After a bug every new job fails, and running jobs end in the client's thread."""
 
     def __init__(self, half: Worker, log: logging.Logger) -> None:
         self._half = half
-        self._inert: InertWorker | None = None
-        self._guard = Guard(self._give_up, log)
-
-    def _give_up(self) -> None:
-        self._inert = InertWorker(self._half.ends)
+        self._log = log
+        self._guard = Guard(log)
 
     @property
     def is_inert(self) -> bool:
-        return self._inert is not None
+        return self._guard.tripped
 
-    def register(self, spec: CacheSpec, namespace: "Future[bytes]") -> None:
+    def register(self, spec: CacheSpec, namespace: "Future[bytes]", facts: Mapping[str, object]) -> None:
+        """As Worker.register(). facts: what the namespace is made of, for the log."""
         self._half.register(spec, namespace)
+        self._log.info(
+            "cache described namespace=%s chunk_tokens=%d groups=%s facts=%s",
+            self.namespace.hex()[:16] or "later",
+            spec.chunk_tokens,
+            [group.kind for group in spec.groups],
+            {name: value for name, value in facts.items() if name not in LONG_FACTS},
+        )
 
     @property
     def namespace(self) -> bytes:
         return self._half.namespace
 
     def take_namespace(self) -> bytes:
-        with self._guard as serves:
-            if serves:
-                return self._half.take_namespace()
-        return b""
+        return self._guard.run(self._half.take_namespace) or b""
 
     def attempt(self, call: Callable[[], None]) -> None:
         """Run a call of the connector. If it fails, the cache ends, as after a bug."""
-        with self._guard as serves:
-            if serves:
-                call()
+        self._guard.run(call)
 
     def unregister(self) -> None:
         """As Worker.unregister(). Works after a bug too: the server must not keep memory that the engine frees."""
-        with self._guard:
-            self._half.unregister()
+        self._guard.run_always(self._half.unregister)
 
     def begin(self, retrieves: Sequence[RetrieveOrder], stores: Sequence[StoreOrder]) -> None:
-        with self._guard as serves:
-            if serves:
-                self._half.begin(retrieves, stores)
-        if self._inert is not None:
-            self._inert.begin(retrieves, stores)
+        self._guard.run(self._half.begin, retrieves, stores)
+        if self._guard.tripped:
+            self._half.ends.note((*retrieves, *stores))
 
     def computed(self) -> None:
-        with self._guard as serves:
-            if serves:
-                self._half.computed()
+        self._guard.run(self._half.computed)
 
     def take_ended(self) -> Ended:
-        with self._guard as serves:
-            if serves:
-                return self._half.take_ended()
-        assert self._inert is not None
-        return self._inert.take_ended()
+        ended = self._guard.run(self._half.take_ended)
+        if ended is None:
+            self._half.ends.end_unbegun(WHY)
+            ended = self._half.ends.take()
+        return ended
 
     def take_counts(self) -> dict[str, Any]:
-        bugs = self._guard.take_bugs()
-        return {"bugs": bugs} if bugs else {}
+        return dict(self._guard.take_bugs())
 
     def close(self) -> None:
-        with self._guard:
-            self._half.close()
-
-
-class InertWorker:
-    """The replacement of Worker after a bug. Jobs already running end in the client's thread."""
-
-    def __init__(self, ends: Ends) -> None:
-        self._ends = ends
-
-    def begin(self, retrieves: Iterable[RetrieveOrder], stores: Iterable[StoreOrder]) -> None:
-        """Note the jobs, which take_ended() reports as failed, except those already running."""
-        self._ends.note((*retrieves, *stores))
-
-    def take_ended(self) -> Ended:
-        self._ends.end_unbegun(WHY)
-        return self._ends.take()
+        self._guard.run_always(self._half.close)

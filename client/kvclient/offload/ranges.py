@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 from kvclient.offload.values import Group, Options, Tables
-from kvclient.values import Blocks
+from kvclient.values import Blocks, Lease
 from kvserver.wire.messages import CHUNKS_MAX
 
 
@@ -82,6 +82,32 @@ def store_blocks(
         if held:
             brought.append(Blocks(index, (end - held) * per_chunk, ids[len(ids) - held * per_chunk :]))
     return end, tuple(brought)
+
+
+def chunks_from_disk(lease: Lease | None) -> int:
+    """Bits of the chunks that had to be read from disk when the lease was granted: chunk i is bit i.
+
+    The server says how many, not which. They are taken for the last ones, because chunks leave DRAM from the end of a
+    prompt. This is wrong if later chunks were stored after chunks that were only on disk, and while reads are under
+    way, which end in any order. A chunk counts with all its tokens, whichever group is read.
+
+    If asked again, the server may have read the chunks by then and report none. So the bits are kept while a request
+    waits.
+    """
+    if lease is None:
+        return 0
+    return (1 << lease.chunks) - (1 << max(0, lease.chunks - lease.chunks_on_disk))
+
+
+def tokens_within(chunks: int, *, chunk_tokens: int, begin: int, end: int) -> int:
+    """Number of tokens in [begin, end) that lie in the chunks of these bits."""
+    if not chunks or begin >= end:
+        return 0
+    first, last = begin // chunk_tokens, (end - 1) // chunk_tokens
+    touched = (chunks >> first) & ((1 << last + 1 - first) - 1)
+    before = begin % chunk_tokens if chunks >> first & 1 else 0
+    behind = -end % chunk_tokens if chunks >> last & 1 else 0
+    return touched.bit_count() * chunk_tokens - before - behind
 
 
 def _first_needed_token(group: Group, hbm_tokens: int, end_tokens: int) -> int:

@@ -1,13 +1,15 @@
-"""One request in decide.py, from begin() until none of its jobs is in flight."""
+"""One request in decide.py, from begin() until none of its jobs is in flight; and the jobs that are."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
-from kvclient.offload.values import Options
+from kvclient.offload.values import Options, RetrieveOrder, StoreOrder
 from kvclient.values import Lease
 from kvserver.wire.messages import KEY_BYTES
+
+Order = TypeVar("Order", RetrieveOrder, StoreOrder)
 
 
 class Phase(Enum):
@@ -19,7 +21,7 @@ class Phase(Enum):
     FINISHED = "finished"
 
 
-class Question(NamedTuple):
+class Lookup(NamedTuple):
     """A lookup in flight."""
 
     number: int
@@ -76,7 +78,7 @@ class Request:
     tokens: int = 0
     """Length of the sequence at the last match, output included."""
     phase: Phase = Phase.WAITING
-    question: Question | None = None
+    lookup: Lookup | None = None
     answer: Answer | None = None
     disk_chunks: int = 0
     """Bits of the chunks that leases of this wait had read from disk. See tiers.py."""
@@ -104,10 +106,16 @@ class Request:
     hbm_tokens: int = 0
     found_tokens: int = 0
     retrieved_tokens: int = 0
+    retrieve_s: float | None = None
+    """Duration of its retrieves, each that of the slowest rank. None if none has ended. So is store_s."""
     disk_tokens: int = 0
     """Retrieved tokens that came from disk."""
     stored_tokens: int = 0
+    store_s: float | None = None
     preemptions: int = 0
+    is_asked: bool = False
+    """Whether the server was ever asked anything for it: a lookup or a store."""
+    is_admitted: bool = False
     why: str = ""
 
     def __post_init__(self) -> None:
@@ -126,3 +134,54 @@ class Request:
 
     def parent_of(self, chunk: int) -> bytes:
         return self.key_range(chunk - 1, chunk) if chunk else b""
+
+
+@dataclass(eq=False, slots=True)
+class Job(Generic[Order]):
+    """A job ends when all ranks have reported. One rank's failure fails it, and each rank's report counts once."""
+
+    order: Order
+    owner: Request
+    ranks_left: set[int]
+    chunks: int
+    """Stores only: the fewest chunks that any rank holds."""
+    seconds: float = 0.0
+    """Duration on the slowest rank."""
+    why: str = ""
+    """The first rank's reason, if any rank had one."""
+
+
+class Jobs(Generic[Order]):
+    """Jobs of one kind in flight, by number."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._jobs: dict[int, Job[Order]] = {}
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def begin(self, order: Order, owner: Request, *, chunks: int = 0) -> None:
+        assert order.job not in self._jobs
+        self._jobs[order.job] = Job(order, owner, set(range(self._ranks)), chunks)
+        owner.jobs += 1
+
+    def reported(
+        self, job: int, rank: int, *, chunks: int = 0, why: str = "", seconds: float = 0.0
+    ) -> Job[Order] | None:
+        """Take a rank's report. Returns the job if this was its last rank."""
+        entry = self._jobs.get(job)
+        if entry is None or rank not in entry.ranks_left:
+            return None
+        entry.ranks_left.remove(rank)
+        entry.chunks = min(entry.chunks, chunks)
+        entry.seconds = max(entry.seconds, seconds)
+        entry.why = entry.why or why
+        if entry.ranks_left:
+            return None
+        del self._jobs[job]
+        entry.owner.jobs -= 1
+        return entry
+
+    def are_of(self, name: Hashable) -> bool:
+        return any(entry.owner.name == name for entry in self._jobs.values())

@@ -1,13 +1,20 @@
 """The connector settings in an engine's configuration. Unknown keys and wrong types are errors."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, TypeVar
 
+from kvclient.offload.values import Group
 from kvclient.values import STAGING_BYTES, Timeouts
 from kvserver.errors import RequestError
 
 MIB = 1 << 20
+CHUNK_TOKENS_MIN = 256
+"""Smallest automatic chunk. Below it, keys and slots cost more than a finer prefix gains."""
+NO_GRAPHS = (
+    "this engine runs without CUDA graphs (%s): decoding takes several times as long, and no cache makes up for that"
+)
 S = TypeVar("S")
 
 
@@ -61,3 +68,27 @@ def checked(kind: type[S], given: Mapping[str, object]) -> S:
         if isinstance(value, int) and value < 0:
             raise RequestError("settings", f"{name}={value} must not be negative")
     return kind(**given)
+
+
+def chosen_chunk_tokens(groups: Sequence[Group], wanted: int) -> int:
+    """Tokens of a chunk: the user's choice, or the smallest that fits.
+
+    Not longer than the shortest window. A longer chunk may be computed in several steps, and the engine would drop the
+    window groups' first blocks before the last ones are computed. Such a chunk could never be stored.
+    """
+    unit = math.lcm(*(group.block_tokens for group in groups))
+    if any(group.kind == "state" for group in groups):
+        if wanted not in (0, unit):
+            raise RequestError("chunk-tokens", f"chunk_tokens={wanted} must be {unit}: so often a state is kept")
+        return unit
+    if not wanted:
+        windows = [group.window_tokens + 1 for group in groups if group.kind == "window"]
+        units = min([-(-CHUNK_TOKENS_MIN // unit), *(window // unit for window in windows)])
+        return max(1, units) * unit
+    if wanted % unit:
+        raise RequestError(
+            "chunk-tokens",
+            f"chunk_tokens={wanted} must be a multiple of {unit}, of the groups' block sizes "
+            f"{[group.block_tokens for group in groups]}",
+        )
+    return wanted

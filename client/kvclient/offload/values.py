@@ -129,7 +129,7 @@ class RetrieveOrder(NamedTuple):
     refused: str = ""
     """Why the order cannot be carried out (the tables do not fit). Report it as failed without trying."""
     disk_tokens: int = 0
-    """Tokens of this retrieve that the server had only on disk when the request asked. See tiers.py."""
+    """Tokens of this retrieve that the server had only on disk when asked. See ranges.chunks_from_disk()."""
 
 
 class StoreOrder(NamedTuple):
@@ -186,7 +186,7 @@ class Statistics:
     """Part of tokens_asked: held by the server at the last lookup, including those in the engine's cache."""
     tokens_retrieved: int = 0
     tokens_from_disk: int = 0
-    """Part of tokens_retrieved: in chunks that the server had only on disk when asked. See tiers.py."""
+    """Part of tokens_retrieved: in chunks on disk only when asked. See ranges.chunks_from_disk()."""
     tokens_stored: int = 0
     lookups: int = 0
     tokens_looked_up: int = 0
@@ -219,16 +219,30 @@ class Summary(NamedTuple):
     stored_tokens: int
     preemptions: int
     why: str
-    """Why the server was not used, or not to the end. Empty if there is nothing to report."""
+    """Why the server was not used, or not to the end. Empty if there is nothing to report, but never if the server was
+    asked nothing."""
     disk_tokens: int = 0
     """Part of retrieved_tokens."""
+    retrieve_s: float | None = None
+    """Duration of its retrieves, one after another, failed ones included. None if there was none. So is store_s."""
+    store_s: float | None = None
 
     def __str__(self) -> str:
-        line = (
-            f"request={self.request} prompt={self.prompt_tokens} hbm={self.hbm_tokens} hit={self.found_tokens} "
-            f"loaded={self.retrieved_tokens}"
-        )
-        line += f" disk={self.disk_tokens}" if self.disk_tokens else ""
-        line += f" stored={self.stored_tokens}"
-        line += f" preempted={self.preemptions}" if self.preemptions else ""
-        return f"{line} why={self.why}" if self.why else line
+        words = {
+            "request": self.request,
+            "prompt": self.prompt_tokens,
+            "hbm": self.hbm_tokens,
+            "hit": self.found_tokens,
+            "loaded": self.retrieved_tokens,
+            "disk": self.disk_tokens or None,
+            "load_ms": _ms(self.retrieve_s),
+            "stored": self.stored_tokens,
+            "store_ms": _ms(self.store_s),
+            "preempted": self.preemptions or None,
+            "why": self.why or None,
+        }
+        return " ".join(f"{word}={value}" for word, value in words.items() if value is not None)
+
+
+def _ms(seconds: float | None) -> str | None:
+    return None if seconds is None else f"{seconds * 1000:.1f}"

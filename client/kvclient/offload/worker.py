@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, wait
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from kvclient.client import Client
 from kvclient.offload.ends import Ended, Ends
@@ -120,48 +121,52 @@ class Worker:
     # ---------------------------------------------------------------- helpers
 
     def _retrieve(self, order: RetrieveOrder, after: object) -> None:
-        self.ends.begin(order.job)
-        if order.refused or self._cache is None:
-            self.ends.end(order.job, RetrieveResult(False, 0, order.refused or "not-registered"))
-            return
-        try:
-            future = self._client.retrieve(self._cache, order.lease, order.blocks, after=after)
-        except KvError as problem:
-            self._log.error("retrieve refused request=%s %s", order.request, problem)
-            self.ends.end(order.job, RetrieveResult(False, 0, problem.code))
-            return
-        self.ends.begun(order.job)
-        future.add_done_callback(partial(self._ended, order.job, RetrieveResult(False, 0, "client-bug")))
+        why = order.refused or ("" if self._cache is not None else "not-registered")
+        self._begin(
+            order,
+            lambda cache: self._client.retrieve(cache, order.lease, order.blocks, after=after),
+            otherwise=RetrieveResult(False, 0, why),
+        )
 
     def _store(self, order: StoreOrder, after: object) -> None:
+        self._begin(
+            order,
+            lambda cache: self._client.store(
+                cache, order.first_chunk, order.parent, order.keys, order.blocks, after=after
+            ),
+            otherwise=StoreResult(0, 0, 0, "" if self._cache is not None else "not-registered"),
+        )
+
+    def _begin(
+        self,
+        order: RetrieveOrder | StoreOrder,
+        begin: Callable[[Cache], "Future[Any]"],
+        *,
+        otherwise: RetrieveResult | StoreResult,
+    ) -> None:
+        """Begin a job. otherwise: the result of a failure. If it has a reason already, the job does not begin."""
         self.ends.begin(order.job)
-        if self._cache is None:
-            self.ends.end(order.job, StoreResult(0, 0, 0, "not-registered"))
+        if otherwise.why or self._cache is None:
+            self.ends.end(order.job, otherwise)
             return
         try:
-            future = self._client.store(
-                self._cache, order.first_chunk, order.parent, order.keys, order.blocks, after=after
-            )
+            future = begin(self._cache)
         except KvError as problem:
-            self._log.error("store refused request=%s %s", order.request, problem)
-            self.ends.end(order.job, StoreResult(0, 0, 0, problem.code))
+            self._log.error("job refused request=%s %s", order.request, problem)
+            self.ends.end(order.job, otherwise._replace(why=problem.code))
             return
         self.ends.begun(order.job)
-        future.add_done_callback(partial(self._ended, order.job, StoreResult(0, 0, 0, "client-bug")))
+        future.add_done_callback(partial(self._ended, order.job, otherwise._replace(why="client-bug")))
 
-    def _ended(
-        self,
-        job: int,
-        otherwise: RetrieveResult | StoreResult,
-        future: "Future[RetrieveResult] | Future[StoreResult]",
-    ) -> None:
+    def _ended(self, job: int, otherwise: RetrieveResult | StoreResult, future: "Future[Any]") -> None:
         """Called in the client's thread."""
         problem = future.exception()
         if problem is not None:
             self._log.error("job failed job=%d %s", job, problem)
             code = problem.code if isinstance(problem, KvError) else otherwise.why
-            otherwise = otherwise._replace(why=code)
-        self.ends.end(job, otherwise if problem is not None else future.result())
+            self.ends.end(job, otherwise._replace(why=code))
+        else:
+            self.ends.end(job, future.result())
 
     def _say_problems(self) -> None:
         """Log each refusal once. The engine runs on without the cache."""

@@ -10,8 +10,8 @@ from typing import Any
 from kvclient.base.loop import Lost, Overdue, Trouble
 from kvclient.counters import Counters
 from kvclient.transport.connection import Connection
+from kvclient.transport.gate import Slots
 from kvclient.transport.session import Session
-from kvclient.transport.slots import Slots
 from kvclient.transport.transports import R
 from kvclient.values import Found, Lease
 from kvserver.errors import RequestError

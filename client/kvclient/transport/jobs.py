@@ -18,8 +18,8 @@ from kvclient.counters import Counters
 from kvclient.memory.blocks import StorePart
 from kvclient.transport.caches import Cache, Registration
 from kvclient.transport.connection import Connection
+from kvclient.transport.gate import Slots
 from kvclient.transport.session import Session
-from kvclient.transport.slots import Slots
 from kvclient.values import Lease, RetrieveResult, StoreResult
 from kvserver._native import DONE, FAILED, SUBMITTED
 from kvserver.errors import RequestError

@@ -33,8 +33,9 @@ LOCAL_FRAME_BYTES_MAX = 64 << 10
 ZMQ_RECONNECT_MS = 20
 ZMQ_RECONNECT_MS_MAX = 500
 
-RACES = frozenset({"cache-unknown", "cache-not-mapped", "lease-unknown"})
-"""Refusals that a correct caller meets just after the server or a mover died, or a lease expired."""
+RACES = frozenset({"cache-unknown", "cache-not-mapped", "lease-unknown", "lease-used"})
+"""Refusals that a correct caller can meet: the server or a mover has just died, a lease has expired, or the last part
+of a retrieve has overtaken an earlier one."""
 LASTING = frozenset({"slot-size", "prompt-size", "namespace-size", "tenant-size"})
 """Bounds that waiting does not change: cache and server do not fit each other as configured."""
 

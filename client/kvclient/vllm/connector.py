@@ -20,19 +20,19 @@ import torch
 import vllm
 
 from kvclient.client import Client
-from kvclient.identity.file_times import began_ns
 from kvclient.identity.late_namespaces import namespace_of
 from kvclient.identity.model_files import ModelFiles, hub_folder, model_files, settings_text
+from kvclient.identity.processes import began_ns
 from kvclient.offload.ends import Ended, Ends, Report
 from kvclient.offload.guard import GuardedWorker
-from kvclient.offload.settings import MIB
+from kvclient.offload.settings import MIB, NO_GRAPHS, chosen_chunk_tokens
 from kvclient.offload.values import Group, Options, RetrieveOrder, StoreOrder
 from kvclient.offload.worker import Worker
 from kvclient.values import CacheSpec, DeviceBuffer, HostBuffer
 from kvclient.vllm import versions
 from kvclient.vllm.guard import GuardedScheduler
 from kvclient.vllm.keys import Keyer, adapter_settings, names_media
-from kvclient.vllm.layout import Layout, chosen_chunk_tokens, group_specs, groups_of, layout_of, states_of
+from kvclient.vllm.layout import Layout, group_specs, groups_of, layout_of, states_of
 from kvclient.vllm.memory import SharedZeros
 from kvclient.vllm.namespace import (
     backend_called,
@@ -44,7 +44,7 @@ from kvclient.vllm.namespace import (
 )
 from kvclient.vllm.scheduler import Scheduled, Scheduler
 from kvclient.vllm.settings import parse
-from kvclient.vllm.side_tensors import Beside
+from kvclient.vllm.side_tensors import SideTensors
 from kvserver.errors import RequestError
 
 with versions.reading(vllm.__version__):
@@ -133,10 +133,12 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler = self._scheduler_half(vllm_config, kv_cache_config)
             if getattr(transfer, "kv_load_failure_policy", "recompute") != "recompute":
                 log.warning('kv_load_failure_policy is not "recompute": a request ends with an error when a load fails')
+            if not current_platform.is_cpu() and (setting := versions.without_graphs(vllm_config)):
+                log.warning(NO_GRAPHS, setting)
         else:
             self._allocating = ExitStack()
             self._zeros = self._shared_zeros() if current_platform.is_cpu() else None
-            self._beside = Beside(vllm_config.compilation_config.static_forward_context)
+            self._side_tensors = SideTensors(vllm_config.compilation_config.static_forward_context)
             self._kv_caches: dict[str, Any] = {}
             self._is_described = False
             self._steps = 0
@@ -288,7 +290,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         self._allocating.close()
         self._kv_caches, self._is_described, self._steps = kv_caches, False, 0
-        self._beside.forget()
+        self._side_tensors.forget()
         self._describe_or_look()
 
     def _describe_or_look(self) -> None:
@@ -298,13 +300,13 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
         tensors appear after the cache was registered.
         """
         blocks, block_tokens = self._kv_cache_config.num_blocks, [group.block_tokens for group in self._groups]
-        known = self._beside.known(self._kv_caches, blocks=blocks, block_tokens=block_tokens)
-        awaited = self._beside.awaited()
+        known = self._side_tensors.known(self._kv_caches, blocks=blocks, block_tokens=block_tokens)
+        awaited = self._side_tensors.awaited()
         if awaited and self._steps == 0:
             log.info("no cache before the first forward: layer %s and others have no scales yet", awaited[0])
         if not (awaited or self._is_described):
             self._describe(layout_of(self._kv_cache_config, self._kv_caches, known))
-            self._beside.described(known)
+            self._side_tensors.described(known)
 
     def _describe(self, layout: Layout) -> None:
         config = self._vllm_config
@@ -325,7 +327,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             device=cpu_kind() if current_platform.is_cpu() else current_platform.get_device_name(),
             backends=_backends(config, layout),
             layout=versions.page_orders(self._kv_cache_config, layout.orders, os.environ),
-            beside=layout.beside,
+            beside=layout.side_tensors,
             environment=environment_that_counts(os.environ, envs),
         )
         models = [] if self._settings.model_id else _model_files(config)
@@ -355,24 +357,18 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
                 model=called(config.model_config),
             ),
             namespace,
+            facts,
         )
         self._is_described = True
-        log.info(
-            "cache described namespace=%s chunk_tokens=%d groups=%s facts=%s",
-            self._worker.namespace.hex()[:16] or "later",
-            self._chunk_tokens,
-            [group.kind for group in self._groups],
-            {name: value for name, value in facts.items() if name not in ("settings", "layers", "beside")},
-        )
 
     def _buffers(self, layout: Layout) -> list[HostBuffer | DeviceBuffer]:
         if not current_platform.is_cpu():
-            return [DeviceBuffer(found.address, found.bytes) for found in layout.allocations]
+            return [DeviceBuffer(*found) for found in layout.allocations]
         made = self._zeros.made if self._zeros is not None else {}
         elsewhere = [found for found in layout.allocations if found.address not in made]
         if elsewhere:
-            raise RequestError("layout", f"{elsewhere} of the KV cache are not where the connector said")
-        return [HostBuffer(*made[found.address]) for found in layout.allocations]
+            raise RequestError("layout", f"{elsewhere} of the KV cache are not in the connector's shared memory")
+        return [made[found.address] for found in layout.allocations]
 
     @versions.reading(vllm.__version__)
     def get_handshake_metadata(self) -> Handshake | None:
@@ -452,19 +448,20 @@ def _check_supported(config: Any, kv_config: Any) -> None:
     model, parallel, speculation = config.model_config, config.parallel_config, config.speculative_config
     if model.runner_type == "pooling" and not model.is_prefix_caching_supported:
         raise RequestError(
-            "unsupported", "a model that pools over all positions of a prompt: all have to be computed at once"
+            "unsupported", "a model that pools over all positions of a prompt, which vLLM has to compute at once"
         )
     if getattr(model, "is_diffusion", False):
-        raise RequestError("unsupported", "a diffusion model, which computes a token more than once before it holds")
+        raise RequestError("unsupported", "a diffusion model, which computes each token several times")
     if versions.scales_kv_by_its_first_prompt(config.cache_config):
         raise RequestError(
-            "unsupported", "--calculate-kv-scales: no other engine, nor this one restarted, has its scales"
+            "unsupported",
+            "--calculate-kv-scales: neither another engine nor this one restarted has these scales",
         )
     for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:
             raise RequestError("unsupported", f"{name}={getattr(parallel, name)} is not supported yet; expected 1")
     if parallel.distributed_executor_backend == "external_launcher" and parallel.tensor_parallel_size > 1:
-        raise RequestError("unsupported", "external_launcher: each rank's scheduler hears of its own rank alone")
+        raise RequestError("unsupported", "external_launcher: a rank's scheduler gets only that rank's reports")
     if speculation is not None and speculation.method not in SPECULATION + DRAFTS:
         expected = SPECULATION + DRAFTS
         raise RequestError("unsupported", f"speculative decoding by {speculation.method!r}; expected {expected}")

@@ -1,16 +1,18 @@
 """The connector's edge to the engine: no exception of ours reaches it while it serves.
 
-This file guards the scheduler half, with the same methods. offload/guard.py guards the worker half. After the first
-unexpected exception, InertScheduler (after_bug.py) takes over.
+This file guards the scheduler half, with the same methods. offload/guard.py guards the worker half, and says what the
+guard does. After a bug a promised retrieve is reported as failed, and the engine computes the request. Running jobs end
+by themselves and are reported, and then their blocks are unpinned.
 """
 
+import itertools
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
 from kvclient.offload.ends import Report
-from kvclient.offload.guard import Guard, refusal
+from kvclient.offload.guard import WHY, Guard, refusal
 from kvclient.offload.values import Group, RetrieveOrder, StoreOrder, Tables
-from kvclient.vllm.after_bug import InertScheduler
+from kvclient.values import Blocks, Lease
 from kvclient.vllm.keys import Request
 from kvclient.vllm.pins import Pool
 from kvclient.vllm.scheduler import Scheduled, Scheduler
@@ -18,21 +20,23 @@ from kvclient.vllm.versions import lacking
 
 log = logging.getLogger("vllm.kvserver")
 
+NO_LEASE = Lease(0, 0, 0, 0.0)
+
 
 class GuardedScheduler:
-    """Scheduler behind a guard; InertScheduler after the first unexpected exception."""
+    """Scheduler behind a guard. After a bug only its pins and its untold retrieves are used."""
 
     def __init__(self, half: Scheduler, groups: Sequence[Group], *, release: str = "") -> None:
         """release: the engine's version, for error messages."""
         self._half = half
         self._groups = groups
-        self._inert: InertScheduler | None = None
-        self._guard = Guard(self._give_up, log, explain=lambda problem: lacking(problem, release) or refusal(problem))
+        self._guard = Guard(
+            log, on_bug=half.pins.drop_untold, explain=lambda problem: lacking(problem, release) or refusal(problem)
+        )
         self._promised: dict[str, int] = {}
         """Request -> its tokens in HBM, for requests that match() promised a retrieve."""
-
-    def _give_up(self) -> None:
-        self._inert = InertScheduler(self._groups, self._half.pins, self._half.untold)
+        self._numbers = itertools.count(-1, -1)
+        """Job numbers after a bug; negative, so that they differ from those of Offload."""
 
     def use_pool(self, pool: Pool) -> None:
         self._half.use_pool(pool)
@@ -41,93 +45,76 @@ class GuardedScheduler:
         self._half.use_namespace(namespaces)
 
     def new(self, request: Request) -> None:
-        with self._guard as serves:
-            if serves:
-                self._half.new(request)
+        self._guard.run(self._half.new, request)
 
     def match(self, request: Request, hbm_tokens: int) -> tuple[int | None, bool]:
-        with self._guard as serves:
-            if serves:
-                tokens, between_steps = self._half.match(request, hbm_tokens)
-                if tokens:
-                    self._promised[request.request_id] = hbm_tokens
-                return tokens, between_steps
-        return 0, False
+        tokens, between_steps = self._guard.run(self._half.match, request, hbm_tokens) or (0, False)
+        if tokens:
+            self._promised[request.request_id] = hbm_tokens
+        return tokens, between_steps
 
     def allocated(self, request: Request, tables: Tables, external_tokens: int) -> None:
         """As Scheduler.allocated(). tables: needed only if something is retrieved."""
-        hbm_tokens = self._promised.pop(request.request_id, 0)
-        with self._guard as serves:
-            if serves:
-                self._half.allocated(request, tables, external_tokens)
-                return
-        if external_tokens:
-            assert self._inert is not None
-            name = request.request_id
-            self._inert.owe(name, tables, hbm_tokens=hbm_tokens, external_tokens=external_tokens)
+        name = request.request_id
+        hbm_tokens = self._promised.pop(name, 0)
+        self._guard.run(self._half.allocated, request, tables, external_tokens)
+        if self._guard.tripped and external_tokens:
+            self._half.untold.append(self._owed(name, tables, hbm_tokens, end_tokens=hbm_tokens + external_tokens))
 
     def disk_tokens(self, name: str) -> int:
-        with self._guard as serves:
-            if serves:
-                return self._half.disk_tokens(name)
-        return 0
+        return self._guard.run(self._half.disk_tokens, name) or 0
 
     def step(
         self, read: Callable[[], tuple[Iterable[Scheduled], Callable[[str], Tables]]]
     ) -> tuple[tuple[RetrieveOrder, ...], tuple[StoreOrder, ...]]:
         """read: returns the requests that the engine computes in this step, and a function from request to block
         tables."""
-        with self._guard as serves:
-            if serves:
-                return self._half.step(*read())
-        assert self._inert is not None
-        return self._inert.step(), ()
+        orders = self._guard.run(lambda: self._half.step(*read()))
+        if orders is None:
+            orders = tuple(order._replace(refused=WHY) for order in self._half.untold), ()
+            self._half.untold.clear()
+        return orders
 
     def collect(self) -> None:
-        with self._guard as serves:
-            if serves:
-                self._half.collect()
+        self._guard.run(self._half.collect)
 
     def ended(self, reports: Sequence[Report], *, namespaces: Iterable[tuple[int, bytes]], is_inert: bool) -> None:
         """Take the workers' reports and namespaces, by rank. is_inert: a rank fails every job from now on."""
         if is_inert and not self._guard.tripped:
             log.error("no cache from now on: a rank has said so, its log says why")
             self._guard.trip()
-        with self._guard as serves:
-            if serves:
-                self._half.learn(namespaces)
-                self._half.ended(reports)
-                return
-        assert self._inert is not None
-        self._inert.ended(reports)
+        self._guard.run(self._half.learn, namespaces)
+        self._guard.run(self._half.ended, reports)
+        if self._guard.tripped:
+            for report in reports:
+                self._half.pins.reported(report.job, report.rank)
 
     def finished(self, name: str, tables: Sequence[Sequence[int]]) -> None:
         self._promised.pop(name, None)
-        with self._guard as serves:
-            if serves:
-                self._half.finished(name, tables)
+        self._guard.run(self._half.finished, name, tables)
 
     def busy(self) -> bool:
-        with self._guard as serves:
-            if serves:
-                return self._half.busy()
-        assert self._inert is not None
-        return self._inert.busy()
+        busy = self._guard.run(self._half.busy)
+        return bool(self._half.untold) or len(self._half.pins) > 0 if busy is None else busy
 
     def take_counts(self) -> dict[str, int]:
-        counts: dict[str, int] = {}
-        with self._guard as serves:
-            if serves:
-                counts = self._half.take_counts()
-        bugs = self._guard.take_bugs()
-        return {**counts, "bugs": bugs} if bugs else counts
+        return (self._guard.run(self._half.take_counts) or {}) | self._guard.take_bugs()
 
     def reset(self) -> None:
         """As Scheduler.reset(). Safe if it fails: after a failure nothing is found any more."""
-        with self._guard as serves:
-            if serves:
-                self._half.reset()
+        self._guard.run(self._half.reset)
 
     def close(self) -> None:
-        with self._guard:
-            self._half.close()
+        self._guard.run_always(self._half.close)
+
+    def _owed(self, request: str, tables: Tables, hbm_tokens: int, *, end_tokens: int) -> RetrieveOrder:
+        """A retrieve that the engine waits for and that the next step fails.
+
+        A request that is noted twice before a step still ends once, because ranks name requests, not jobs.
+        """
+        blocks = [
+            Blocks(index, first, tables[index][first : -(-end_tokens // group.block_tokens)])
+            for index, group in enumerate(self._groups)
+            for first in [hbm_tokens // group.block_tokens]
+        ]
+        return RetrieveOrder(next(self._numbers), request, NO_LEASE, tuple(blocks), hbm_tokens, end_tokens, WHY)

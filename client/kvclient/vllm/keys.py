@@ -122,11 +122,17 @@ class Keyer:
         if request.lora_request is not None:
             facts["lora"] = self._adapter(request.lora_request)
         if getattr(request, "resumable", False):
-            raise RequestError("streaming", "the prompt of a streaming session changes behind its keys")
+            raise RequestError("streaming", "a streaming session changes its prompt after its keys were made")
         if not self._names_media and getattr(request, "mm_features", None):
-            raise RequestError("multimodal", "an engine without any cache numbers its images, and does not name them")
+            raise RequestError(
+                "multimodal",
+                "without any cache, vLLM numbers images and does not hash them",
+            )
         if getattr(request, "prompt_is_token_ids", None) is not None:
-            raise RequestError("prompt-embeds", "of a prompt of tokens and embeddings vLLM hashes not which is which")
+            raise RequestError(
+                "prompt-embeds",
+                "vLLM's hash does not tell tokens from embeddings",
+            )
         if not self._hash_block_tokens:
             facts |= _content_facts(request)
         return namespace_digest(facts) if facts else b""
@@ -176,7 +182,7 @@ class Keyer:
         """
         number, place = lora.lora_int_id, (lora.lora_name, lora.lora_path)
         if getattr(lora, "tensorizer_config_dict", None):
-            raise RequestError("lora", "an adapter that is read by tensorizer is not in its path")
+            raise RequestError("lora", "tensorizer reads the adapter from elsewhere than its path")
         if getattr(lora, "load_inplace", False):
             self._adapters[number] = None
         try:
@@ -195,7 +201,7 @@ class Keyer:
             raise RequestError("lora", f"the adapter cannot be read: {problem}") from problem
         known = self._adapters[number]
         if known is None:
-            raise RequestError("lora", "an adapter that is loaded in place changes behind its name")
+            raise RequestError("lora", "an adapter that is loaded in place changes and keeps its name")
         if place != known.place:
             raise RequestError("lora", f"lora_int_id={number} was adapter {known.place}, and vLLM may have that still")
         if looks != known.looks:
@@ -215,7 +221,7 @@ def _content_facts(request: Any) -> dict[str, object]:
     if request.cache_salt:
         facts["salt"] = request.cache_salt
     if not all(feature.identifier for feature in getattr(request, "mm_features", None) or ()):
-        raise RequestError("multimodal", "an input beside the text has no digest")
+        raise RequestError("multimodal", "an image or other media input has no digest")
     return facts
 
 

@@ -7,20 +7,18 @@ compared with them. A layout that is not understood is refused before any byte m
 Objects of vLLM are recognized by attributes and class names, so this file does not import vLLM.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from kvclient.memory.layouts import Tensor, region_runs
+from msgspec.structs import replace
+
+from kvclient.memory.layouts import Extent, Tensor, region_runs
 from kvclient.offload.values import Group
-from kvclient.vllm.side_tensors import Held
+from kvclient.vllm.side_tensors import SideTensor
 from kvclient.vllm.versions import layers_of, place_of
 from kvserver.errors import RequestError
 from kvserver.wire.messages import GroupSpec, RegionRun
-
-CHUNK_TOKENS_MIN = 256
-"""Smallest automatic chunk. Below it, keys and slots cost more than a finer prefix gains."""
 
 FULL = frozenset({"FullAttentionSpec", "MLAAttentionSpec"})
 WINDOW = frozenset({"SlidingWindowSpec"})
@@ -29,17 +27,10 @@ REFUSED = frozenset({"SinkFullAttentionSpec", "HiddenStateCacheSpec", "RSWASpec"
 """Classes that are not supported although their base classes are."""
 
 
-class Allocation(NamedTuple):
-    """One piece of memory that holds KV."""
-
-    address: int
-    bytes: int
-
-
 class Layout(NamedTuple):
     """Everything needed for registration, except how the memory is shared."""
 
-    allocations: list[Allocation]
+    allocations: list[Extent]
     """Allocations, in the order of the buffers in the regions."""
     regions: list[list[RegionRun]]
     """Region runs per group."""
@@ -47,7 +38,7 @@ class Layout(NamedTuple):
     """Layer names per group, in the order of the regions. Part of the namespace."""
     orders: list[str]
     """Each layer's dimensions within a block, in memory order, with sizes. The regions do not show this."""
-    beside: Sequence[str] = ()
+    side_tensors: Sequence[str] = ()
     """The same for the tensors that layers keep outside their caches, with layer and attribute."""
 
 
@@ -114,38 +105,16 @@ def layer_specs(group: Any) -> list[Any]:
     return list(inner.values()) if inner is not None else [group.kv_cache_spec]
 
 
-def chosen_chunk_tokens(groups: Sequence[Group], wanted: int) -> int:
-    """Tokens of a chunk: the user's choice, or the smallest that fits.
-
-    Not longer than the shortest window. A longer chunk may be computed in several steps, and the engine would drop the
-    window groups' first blocks before the last ones are computed. Such a chunk could never be stored.
-    """
-    unit = math.lcm(*(group.block_tokens for group in groups))
-    if any(group.kind == "state" for group in groups):
-        if wanted not in (0, unit):
-            raise RequestError("chunk-tokens", f"chunk_tokens={wanted} must be {unit}: so often a state is kept")
-        return unit
-    if not wanted:
-        windows = [group.window_tokens + 1 for group in groups if group.kind == "window"]
-        units = min([-(-CHUNK_TOKENS_MIN // unit), *(window // unit for window in windows)])
-        return max(1, units) * unit
-    if wanted % unit:
-        raise RequestError(
-            "chunk-tokens",
-            f"chunk_tokens={wanted} must be a multiple of {unit}, of the groups' block sizes "
-            f"{[group.block_tokens for group in groups]}",
-        )
-    return wanted
-
-
 # ---------------------------------------------------------------- memory
 
 
-def layout_of(config: Any, kv_caches: Mapping[str, Any], beside: Mapping[str, Held] = MappingProxyType({})) -> Layout:
+def layout_of(
+    config: Any, kv_caches: Mapping[str, Any], side_tensors: Mapping[str, SideTensor] = MappingProxyType({})
+) -> Layout:
     """The regions of all groups.
 
-    kv_caches: as passed to register_kv_caches(). beside: per-block tensors outside the caches, with blocks in dimension
-    1.
+    kv_caches: as passed to register_kv_caches(). side_tensors: per-block tensors outside the caches, with blocks
+    in dimension 1.
 
     RequestError("layout") if tensors and description contradict each other or are not understood.
     """
@@ -161,7 +130,7 @@ def layout_of(config: Any, kv_caches: Mapping[str, Any], beside: Mapping[str, He
         if sorted(names) != sorted(group.layer_names):
             missing = sorted(set(group.layer_names) - set(names))
             raise RequestError("layout", f"group {number}: no memory is described for layers {missing}")
-        kept = [beside[name].tensor for name in names if name in beside]
+        kept = [side_tensors[name].tensor for name in names if name in side_tensors]
         runs += [run for tensor in kept for run in memory.part_runs(tensor, block_dim=1)]
         regions.append(runs)
         layers.append(names)
@@ -170,7 +139,7 @@ def layout_of(config: Any, kv_caches: Mapping[str, Any], beside: Mapping[str, He
         f"{held.layer}.{held.attribute} {held.tensor.dtype} {_order(held.tensor, config.num_blocks, block_dim=1)}"
         for names in layers
         for name in names
-        if (held := beside.get(name)) is not None
+        if (held := side_tensors.get(name)) is not None
     ]
     return Layout(memory.allocations, regions, layers, orders, shown)
 
@@ -203,7 +172,7 @@ class _Memory:
     """The KV tensors and the allocations that contain them."""
 
     def __init__(self, blocks: int, kv_caches: Mapping[str, Any]) -> None:
-        self.allocations: list[Allocation] = []
+        self.allocations: list[Extent] = []
         self._blocks = blocks
         self._kv_caches = kv_caches
 
@@ -230,7 +199,7 @@ class _Memory:
 
     def part_runs(self, part: Any, *, block_dim: int | None) -> list[RegionRun]:
         storage = part.untyped_storage()
-        allocation = Allocation(storage.data_ptr(), storage.nbytes())
+        allocation = Extent(storage.data_ptr(), storage.nbytes())
         if allocation not in self.allocations:
             self.allocations.append(allocation)
         runs = region_runs(
@@ -255,7 +224,7 @@ def _tensor_runs(memory: _Memory, group: Any, tensor: Any, names: list[str]) -> 
 
 
 def _moved(run: RegionRun, bytes_: int) -> RegionRun:
-    return RegionRun(run.buffer, run.offset + bytes_, run.regions, run.region_stride, run.block_stride, run.page_bytes)
+    return replace(run, offset=run.offset + bytes_)
 
 
 def _block_dimension(part: Tensor, blocks: int) -> int | None:
@@ -307,10 +276,7 @@ def _joined(per_layer: list[list[RegionRun]]) -> list[RegionRun]:
     even = all(run == _moved(first, index * first.regions * step) and step > 0 for index, run in enumerate(runs))
     if not even:
         return runs
-    joined = RegionRun(
-        first.buffer, first.offset, len(runs) * first.regions, step, first.block_stride, first.page_bytes
-    )
-    return [joined]
+    return [replace(first, regions=len(runs) * first.regions, region_stride=step)]
 
 
 def _names(group: Any) -> str:

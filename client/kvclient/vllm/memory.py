@@ -8,17 +8,12 @@ import fcntl
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-
-class Made(NamedTuple):
-    """One allocation of shared memory."""
-
-    descriptor: int
-    bytes: int
+from kvclient.values import HostBuffer
 
 
 class SharedZeros(TorchFunctionMode):
@@ -27,7 +22,7 @@ class SharedZeros(TorchFunctionMode):
     def __init__(self, sizes: Sequence[int]) -> None:
         """sizes: bytes of each allocation that makes up the KV cache."""
         super().__init__()
-        self.made: dict[int, Made] = {}
+        self.made: dict[int, HostBuffer] = {}
         """Address -> allocation."""
         self._left = Counter(sizes)
 
@@ -48,5 +43,5 @@ class SharedZeros(TorchFunctionMode):
         path = f"/proc/self/fd/{descriptor}"
         made = torch.from_file(path, shared=True, size=bytes_, dtype=torch.int8)
         made.zero_()  # as torch.zeros() does: otherwise requests pay for the page faults, on each page's first use
-        self.made[made.untyped_storage().data_ptr()] = Made(descriptor, bytes_)
+        self.made[made.untyped_storage().data_ptr()] = HostBuffer(descriptor, bytes_)
         return made

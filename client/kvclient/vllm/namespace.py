@@ -171,7 +171,7 @@ def check_told_by_files(load_format: object) -> None:
     if str(load_format) not in READ_FROM_THE_FOLDER:
         raise RequestError(
             "model-identity",
-            f"load_format={str(load_format)!r}: the model's files do not tell its weights; say model_id in "
+            f"load_format={str(load_format)!r}: the weights do not come from the model's files; set model_id in "
             "kv_connector_extra_config",
         )
 

@@ -1,4 +1,4 @@
-"""Doubts about KV that another connector loads within a step, until the engine has checked the load (MultiConnector).
+"""KV that another connector loads within a step, doubtful until the engine has checked the load (MultiConnector).
 
 vLLM puts such blocks into its prefix cache at once, so requests of this step and the next may build on them. It learns
 of a failure only after both steps have been scheduled. Then it recomputes the blocks in place, over as many steps as
@@ -38,7 +38,7 @@ class _Load:
         """The other requests that computed after the loaded blocks."""
 
 
-class Doubts:
+class UncheckedLoads:
     """Doubtful and wrong blocks of one engine. Each step calls notice() for all requests, then holds_back()."""
 
     def __init__(self, block_tokens: int, *, is_async: bool = False) -> None:

@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 
 from kvclient.client import Client
 from kvclient.keys import LONG_TOKENS, Naming
-from kvclient.offload.asking import Asking
 from kvclient.offload.decide import Offload
 from kvclient.offload.ends import Report
+from kvclient.offload.lookup_exchange import LookupExchange
 from kvclient.offload.values import Options, RetrieveOrder, StoreOrder
 from kvclient.values import RetrieveResult
 from kvclient.vllm.hbm import Holdings
 from kvclient.vllm.keys import Keyer, Request
-from kvclient.vllm.other_connectors import Doubts
+from kvclient.vllm.other_connectors import UncheckedLoads
 from kvclient.vllm.pins import Pins, Pool
 from kvserver.errors import RequestError
 from kvserver.wire.messages import KEY_BYTES
@@ -86,10 +86,10 @@ class Scheduler:
         """
         self._stores_over = stores_over
         self._offload = Offload(options)
-        self._asking = Asking(client, self._offload, log)
+        self._exchange = LookupExchange(client, self._offload, log)
         self._holdings = Holdings(options.groups)
         self._chunk_tokens = options.chunk_tokens
-        self._doubts = Doubts(max(group.block_tokens for group in options.groups), is_async=is_async)
+        self._unchecked = UncheckedLoads(max(group.block_tokens for group in options.groups), is_async=is_async)
         self._patience_s = options.lookup_deadline_s
         self._step_wait_s = self._step_wait_left_s = step_wait_s
         self._keyer = keyer
@@ -118,7 +118,7 @@ class Scheduler:
         """Take the namespace that the ranks registered. Nothing is looked up or stored before this."""
         if len(namespaces) != 1:
             raise RequestError("namespace", f"the ranks say {len(namespaces)} namespaces; expected one")
-        (self._asking.namespace,) = namespaces
+        self._exchange.use_namespace(*namespaces)
 
     def learn(self, namespaces: Iterable[tuple[int, bytes]]) -> None:
         """Take the namespaces of single ranks, which may arrive in different steps. Used once all ranks have sent
@@ -126,7 +126,7 @@ class Scheduler:
         for rank, namespace in namespaces:
             self._said[rank] = namespace
             if len(self._said) == self._ranks:
-                self.use_namespace({*self._said.values(), *filter(None, [self._asking.namespace])})
+                self.use_namespace({*self._said.values(), *filter(None, [self._exchange.namespace])})
 
     # ---------------------------------------------------------------- requests
 
@@ -156,15 +156,13 @@ class Scheduler:
             return None, False
         live = self._live[request.request_id]
         live.hbm_tokens = self._known_tokens[request.request_id] = hbm_tokens
-        if not self._asking.namespace:
-            return 0, False
-        self._asking.notice_a_loss()
-        self._asking.listen()
-        self._asking.send()  # the rest that the last call did not send
+        self._exchange.notice_a_loss()
+        self._exchange.listen()
+        self._exchange.send()  # the rest that the last call did not send
         self._unpin()
         tokens = self._match(request, hbm_tokens)
-        if self._may_wait or not self._asking.connected:
-            self._asking.send()  # otherwise the next match() or step() sends it
+        if self._may_wait or not self._exchange.connected:
+            self._exchange.send()  # otherwise the next match() or step() sends it
             if tokens is None:
                 tokens = self._wait_and_match(request, hbm_tokens)
         return tokens, bool(tokens)
@@ -183,7 +181,7 @@ class Scheduler:
         )
         assert order is not None, "match() knew the engine's own tokens"
         self._known_tokens[request.request_id] = order.end_tokens
-        self._doubts.brought(_only_table(tables), begin=live.hbm_tokens, end=order.end_tokens)
+        self._unchecked.brought(_only_table(tables), begin=live.hbm_tokens, end=order.end_tokens)
         live.disk_tokens = order.disk_tokens
         self.untold.append(order)
 
@@ -202,7 +200,7 @@ class Scheduler:
         if name in self._live:
             self._leave_unnamed(name)
             self._known_tokens.pop(name, None)
-            self._doubts.forget(name, said_tokens=self._live[name].request.num_tokens)
+            self._unchecked.forget(name, said_tokens=self._live[name].request.num_tokens)
             del self._live[name]
             self._offload.finish(name)
 
@@ -213,28 +211,27 @@ class Scheduler:
     ) -> tuple[tuple[RetrieveOrder, ...], tuple[StoreOrder, ...]]:
         """Return the retrieves and stores that the workers begin in this step. tables_of: a request's block ids by
         group."""
-        self._asking.listen()
-        self._tidy()
+        self._exchange.listen()
+        self._exchange.tidy()
         if self._unnamed:
             self._name_some()
         self._ask_ahead()
         items = list(scheduled)
-        if self._known_tokens or self._doubts:
+        if self._known_tokens or self._unchecked:
             for item in items:
                 self._notice(item, tables_of)
-        is_doubtful = bool(self._doubts)
+        is_doubtful = bool(self._unchecked)
         stores = []
         self._computing.clear()
         self._step_wait_left_s = self._step_wait_s
-        if self._asking.namespace:
-            now_s = time.monotonic()
-            for item in items:
-                self._computing.add(item.name)
-                if is_doubtful and self._is_held_back(item, tables_of):
-                    continue
-                order = self._store(item, tables_of, now_s)
-                if order is not None:
-                    stores.append(order)
+        now_s = time.monotonic()
+        for item in items:
+            self._computing.add(item.name)
+            if is_doubtful and self._is_held_back(item, tables_of):
+                continue
+            order = self._store(item, tables_of, now_s)
+            if order is not None:
+                stores.append(order)
         retrieves = tuple(self.untold)
         self.untold.clear()
         self.pins.told()
@@ -242,18 +239,18 @@ class Scheduler:
 
     def collect(self) -> None:
         """Take the answers that came between two steps, so that the next match() does not have to read them."""
-        if len(self._asking):
-            self._asking.listen()
+        if len(self._exchange):
+            self._exchange.listen()
 
     def ended(self, reports: Iterable[Report]) -> None:
         """Take the ranks' reports of ended jobs."""
         for report in reports:
             self.pins.reported(report.job, report.rank)
             if isinstance(report.result, RetrieveResult):
-                self._offload.retrieve_ended(report.job, report.rank, report.result)
+                self._offload.retrieve_ended(report.job, report.rank, report.result, seconds=report.seconds)
             else:
-                self._offload.store_ended(report.job, report.rank, report.result)
-        self._tidy()
+                self._offload.store_ended(report.job, report.rank, report.result, seconds=report.seconds)
+        self._exchange.tidy()
 
     def take_counts(self) -> dict[str, int]:
         """Counts since the last call, by name. See offload_values.Statistics."""
@@ -266,7 +263,7 @@ class Scheduler:
 
     def busy(self) -> bool:
         """Whether an idle engine has to keep stepping so that job ends are delivered."""
-        return self._offload.busy() or len(self._asking) > 0
+        return self._offload.busy() or len(self._exchange) > 0
 
     def reset(self) -> None:
         """Forget all keys, because the engine's weights may have changed. Nothing stored before is found again."""
@@ -282,7 +279,7 @@ class Scheduler:
         self._unpin()  # vLLM refuses to reset its cache while blocks are held, and tries again later
 
     def close(self) -> None:
-        self._asking.close()
+        self._exchange.close()
 
     # ---------------------------------------------------------------- helpers
 
@@ -358,10 +355,10 @@ class Scheduler:
         """Call match() again if the answer has arrived. An engine with no other work waits for the answer."""
         tokens = None
         while tokens is None and self._offload.is_asking(request.request_id):
-            if not (self._waits(self._asking.wait) if self._computing else self._asking.wait(self._patience_s)):
+            if not (self._waits(self._exchange.wait) if self._computing else self._exchange.wait(self._patience_s)):
                 break
             tokens = self._match(request, hbm_tokens)
-            self._asking.send()
+            self._exchange.send()
         return tokens
 
     @property
@@ -380,16 +377,16 @@ class Scheduler:
 
     def _ask_now(self, name: str) -> None:
         """Look up a new request at once. If too many lookups run ahead already, a later step does it."""
-        if self._asking.namespace and self._offload.next_to_ask() is not None:
+        if self._offload.next_to_ask() is not None:
             self._ask(name)
-            self._asking.send()
+            self._exchange.send()
 
     def _ask_ahead(self) -> None:
         for _ in range(ASKED_EACH_STEP):
-            if not self._asking.namespace or (name := self._offload.next_to_ask()) is None:
+            if (name := self._offload.next_to_ask()) is None:
                 break
             self._ask(str(name))
-        self._asking.send()
+        self._exchange.send()
 
     def _ask(self, name: str) -> None:
         held = self._holdings.tokens_of(self._live[name].request)
@@ -414,12 +411,12 @@ class Scheduler:
         known = self._known_tokens.pop(item.name, None)
         if known is not None and known < item.begin and not item.loads_within:
             # The retrieve between steps did not fail.
-            self._doubts.brought(_only_table(tables_of(item.name)), begin=known, end=item.begin)
+            self._unchecked.brought(_only_table(tables_of(item.name)), begin=known, end=item.begin)
             known = item.begin
         live = self._live.get(item.name)
-        if live is None or (known is None and not self._doubts):
+        if live is None or (known is None and not self._unchecked):
             return
-        self._doubts.notice(
+        self._unchecked.notice(
             item.name,
             _only_table(tables_of(item.name)),
             begin=item.begin,
@@ -431,7 +428,7 @@ class Scheduler:
     def _is_held_back(self, item: Scheduled, tables_of: Any) -> bool:
         """Whether another connector's load forbids storing this request now."""
         table = _only_table(tables_of(item.name))
-        return self._doubts.holds_back(item.name, table, begin=item.begin, end=item.tokens)
+        return self._unchecked.holds_back(item.name, table, begin=item.begin, end=item.tokens)
 
     def _more_keys(self, live: _Live) -> bytes:
         """Keys of the chunks that have none yet."""
@@ -444,12 +441,7 @@ class Scheduler:
         live.chunks += len(keys) // KEY_BYTES
         live.key = keys[-KEY_BYTES:] or live.key
 
-    def _tidy(self) -> None:
-        self._asking.give_back()
-        for summary in self._offload.take_summaries():
-            log.info("%s", summary)
-
 
 def _only_table(tables: Sequence[Sequence[int]]) -> Sequence[int]:
-    """The single block table; `()` for models with several groups, whose blocks Doubts does not track."""
+    """The single block table; `()` for models with several groups, whose blocks UncheckedLoads does not track."""
     return tables[0] if len(tables) == 1 else ()

@@ -25,7 +25,7 @@ ATOM_STATES = ATOM + "deepseek_v4_bridge"
 ATOM_SCALES = frozenset({"kv_scale", "k_scale", "v_scale"})
 
 
-class Held(NamedTuple):
+class SideTensor(NamedTuple):
     """A tensor of an attention layer."""
 
     layer: str
@@ -33,7 +33,7 @@ class Held(NamedTuple):
     tensor: Any
 
 
-class Beside:
+class SideTensors:
     """The per-block tensors of one worker's layers. Create it before the engine allocates the KV cache."""
 
     def __init__(self, layers: Mapping[str, Any]) -> None:
@@ -47,7 +47,7 @@ class Beside:
         """Layers whose scales are created by a first forward pass that has not happened yet."""
         return [name for name, layer in self._layers.items() if _awaits_atom_scales(layer) or _resets_scales(layer)]
 
-    def known(self, caches: Mapping[str, Any], *, blocks: int, block_tokens: Sequence[int]) -> dict[str, Held]:
+    def known(self, caches: Mapping[str, Any], *, blocks: int, block_tokens: Sequence[int]) -> dict[str, SideTensor]:
         """Return the tensor to store with each layer's blocks. RequestError("layout") names a tensor that cannot be
         stored.
 
@@ -56,7 +56,8 @@ class Beside:
         for name, layer in self._layers.items():
             if type(layer).__module__ == ATOM_STATES:
                 raise RequestError(
-                    "layout", f"layer {name} is DeepSeek-V4 of ATOM's plug-in, whose states of requests are in no block"
+                    "layout",
+                    f"layer {name} is DeepSeek-V4 of ATOM's plug-in, which keeps state outside of blocks",
                 )
         known = {
             name: _atom_scales(name, layer, caches, blocks=blocks, block_tokens=block_tokens)
@@ -72,16 +73,16 @@ class Beside:
                 raise RequestError(
                     "layout",
                     f"layer {held.layer} keeps {held.attribute} of shape {tuple(held.tensor.shape)} beside its KV "
-                    f"cache of {blocks} blocks, and vLLM does not register it: a block that is brought back would be "
-                    "read with what another one has left there. Start vLLM without this connector; or, if these are "
-                    "scales of its KV, with --kv-cache-dtype auto",
+                    f"cache of {blocks} blocks, and vLLM does not register it. A loaded block would be used with what "
+                    "another block left there. Start vLLM without this connector; or, if these are scales of its KV, "
+                    "with --kv-cache-dtype auto",
                 )
         where = {name: _memory(held.tensor) for name, held in known.items()}
         if self._described not in (None, where):
             raise RequestError("layout", f"the scales of layers {sorted(known)} are not where they were at the start")
         return known
 
-    def described(self, known: Mapping[str, Held]) -> None:
+    def described(self, known: Mapping[str, SideTensor]) -> None:
         """Remember the registered tensors. From now on known() must find the same."""
         self._described = {name: _memory(held.tensor) for name, held in known.items()}
 
@@ -112,7 +113,9 @@ def _resets_scales(layer: Any) -> bool:
     return bool(getattr(impl, "_is_per_token_head_quant", False)) and getattr(impl, "_k_scale_cache", 0) is None
 
 
-def _atom_scales(name: str, layer: Any, caches: Mapping[str, Any], *, blocks: int, block_tokens: Sequence[int]) -> Held:
+def _atom_scales(
+    name: str, layer: Any, caches: Mapping[str, Any], *, blocks: int, block_tokens: Sequence[int]
+) -> SideTensor:
     """The layer's kv_scale: [K or V, blocks or parts of blocks, heads, tokens]. k_scale and v_scale are its halves."""
     scales = layer.kv_scale
     shape = tuple(scales.shape)
@@ -125,10 +128,10 @@ def _atom_scales(name: str, layer: Any, caches: Mapping[str, Any], *, blocks: in
             f"layer {name}: kv_scale of ATOM's plug-in has shape {shape}; expected (2, {blocks} blocks or a multiple, "
             "heads, tokens), with k_scale and v_scale as its halves, beside a registered cache",
         )
-    return Held(name, "kv_scale", scales)
+    return SideTensor(name, "kv_scale", scales)
 
 
-def _all_held(layers: Mapping[str, Any]) -> Iterator[Held]:
+def _all_held(layers: Mapping[str, Any]) -> Iterator[SideTensor]:
     for name, layer in layers.items():
         yield from _held(name, "", layer)
         for child, module in getattr(layer, "_modules", {}).items():
@@ -138,7 +141,7 @@ def _all_held(layers: Mapping[str, Any]) -> Iterator[Held]:
             yield from _held(name, "impl.", impl)
 
 
-def _held(layer: str, prefix: str, owner: Any) -> Iterator[Held]:
+def _held(layer: str, prefix: str, owner: Any) -> Iterator[SideTensor]:
     """Tensors among the owner's attributes, also inside lists, tuples and dicts (modules keep buffers in dicts)."""
     for name, value in getattr(owner, "__dict__", {}).items():
         if name == "_parameters":
@@ -151,7 +154,7 @@ def _held(layer: str, prefix: str, owner: Any) -> Iterator[Held]:
             inner = [(name, value)]
         for where, item in inner:
             if hasattr(item, "untyped_storage") and hasattr(item, "shape"):
-                yield Held(layer, prefix + where, item)
+                yield SideTensor(layer, prefix + where, item)
 
 
 def _parts(cache: Any) -> list[Any]:
@@ -162,7 +165,7 @@ def _memory(tensor: Any) -> int:
     return int(tensor.untyped_storage().data_ptr())
 
 
-def _identity(held: Held) -> tuple[object, ...]:
+def _identity(held: SideTensor) -> tuple[object, ...]:
     """A value that differs between a tensor and its replacement."""
     return (held.layer, held.attribute, held.tensor.data_ptr(), tuple(held.tensor.shape), str(held.tensor.device))
 

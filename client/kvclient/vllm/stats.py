@@ -12,31 +12,31 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 
 COUNTERS = {
     "requests": "Requests that the connector has seen.",
-    "requests_unkeyed": "Of those, requests that cannot be named safely: neither looked up nor stored.",
+    "requests_unkeyed": "Part of requests: without safe keys, so neither looked up nor stored.",
     "tokens_asked": "Tokens of the sequences that were admitted.",
-    "tokens_hbm": "Of tokens_asked, those in the engine's own prefix cache.",
-    "tokens_found": "Of tokens_asked, those that the server held, the engine's own included.",
+    "tokens_hbm": "Part of tokens_asked: in the engine's own prefix cache.",
+    "tokens_found": "Part of tokens_asked: held by the server, the engine's own included.",
     "tokens_retrieved": "Tokens whose KV was brought back from the server.",
-    "tokens_from_disk": "Of tokens_retrieved, those of chunks that the server had on disk alone when it was asked; "
-    "the others were in its DRAM. It says how many chunks: these are taken for the last of those that it found.",
+    "tokens_from_disk": "Part of tokens_retrieved: in chunks that the server had only on disk when asked. The server "
+    "says how many, not which; they are taken for the last ones that it found.",
     "tokens_stored": "Tokens of chunks that the server holds because of a store of this engine.",
     "lookups": "Lookups.",
-    "tokens_looked_up": "Tokens that lookups asked for, again and again where a request waited.",
-    "lookups_late": "Of lookups, those that were not answered before their deadline.",
-    "lookups_unserved": "Of lookups, those that nobody answered, or not for all: the server was away, too slow, or "
-    "had not read yet what its disks hold.",
+    "tokens_looked_up": "Tokens that lookups asked for. A request that waits asks several times.",
+    "lookups_late": "Part of lookups: not answered before their deadline.",
+    "lookups_unserved": "Part of lookups: not answered, or not completely. The server was away, too slow, or had not "
+    "read yet what its disks hold.",
     "retrieves": "Retrieves begun.",
-    "retrieves_failed": "Of retrieves, those that failed on some rank; the request was computed instead.",
+    "retrieves_failed": "Part of retrieves: failed on some rank, so that the request was computed.",
     "stores": "Stores begun.",
-    "stores_short": "Of stores, those of which the server did not take every chunk.",
+    "stores_short": "Part of stores: the server did not take every chunk.",
     "preemptions": "Preempted requests.",
-    "bugs": "Unexpected exceptions; behind the first the connector does nothing more, and the engine computes.",
+    "bugs": "Unexpected exceptions. After the first the connector does nothing more, and the engine computes.",
 }
 SKIPPED = "skipped_tokens"
 """Prefix of a counter's name; ":" and the reason follow."""
 SECONDS = {
-    "retrieve_seconds": "Time of one rank's retrieve, from its begin to its end.",
-    "store_seconds": "Time of one rank's store, from its begin to its end.",
+    "retrieve_seconds": "Duration of one rank's retrieve.",
+    "store_seconds": "Duration of one rank's store.",
 }
 BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 

@@ -117,6 +117,14 @@ def scales_kv_by_its_first_prompt(cache_config: Any) -> bool:
     return bool(getattr(cache_config, "calculate_kv_scales", False)) and "fp8" in str(cache_config.cache_dtype)
 
 
+def without_graphs(config: Any) -> str:
+    """The setting by which an engine runs without CUDA graphs, chosen or by default. Empty if it has them."""
+    if getattr(config.model_config, "enforce_eager", False):
+        return "enforce_eager"
+    mode = getattr(config.compilation_config, "cudagraph_mode", None)
+    return "cudagraph_mode=NONE" if getattr(mode, "name", "") == "NONE" else ""
+
+
 def hit_sources(interface: Any, tokens: int, *, from_disk: int) -> dict[Any, int]:
     """Tokens of a hit by tier, in vLLM's words. Empty for releases before 0.32, which do not ask."""
     sources = getattr(interface, "CacheHitSource", None)

@@ -5,6 +5,7 @@ this user are visible, or all for root. Their environment is the one at their st
 """
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -14,6 +15,13 @@ ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTO
 LEGACY = "HSA_ENABLE_IPC_MODE_LEGACY"
 NAMESPACES = {"cuda": ("ipc", "pid"), "rocm": ("ipc", "pid", "net")}
 """AMD's handles are served through a socket of the network namespace, unless both sides set LEGACY."""
+
+NO_GRAPHS = re.compile(
+    r"--enforce[-_]eager(=(true|1))?$|-O=?0$|--cudagraph-capture-sizes=\[\s*\]$"
+    r"|.*cudagraph_mode[\"']?\s*[:=]\s*[\"']?none\b",
+    re.IGNORECASE,
+)
+"""Arguments of vLLM and ATOM that turn CUDA graphs off."""
 
 
 class Peer(NamedTuple):
@@ -64,9 +72,13 @@ def against_sharing(kind: Literal["cuda", "rocm"], peer: Peer, proc: Path = Path
 
 
 def slow_settings(peer: Peer) -> list[str]:
-    """The settings that cost an engine more than a cache can gain."""
-    if {"--enforce-eager", "--enforce_eager"} & set(peer.arguments):
-        return [f"{peer} runs with --enforce-eager: without CUDA graphs decoding takes several times as long"]
+    """The settings that cost an engine more than a cache can gain, as far as its command line shows them.
+
+    Its defaults, and what a program or a file sets, do not show there. The connectors warn about those in its log.
+    """
+    given = [argument for argument in peer.arguments if NO_GRAPHS.match(argument)]
+    if given:
+        return [f"{peer} runs with {given[0]}: without CUDA graphs decoding takes several times as long"]
     return []
 
 

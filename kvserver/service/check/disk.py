@@ -6,7 +6,9 @@ from kvserver.index.eviction import DIRTY, DISK, PARKED, dirty, droppable
 from kvserver.index.space import ABSENT, GONE, READY, Node, Space
 from kvserver.service.holdings.disk_eviction import device_of
 from kvserver.service.holdings.place_owners import DiskJob
-from kvserver.service.state.core import Core, DiskTier, Fetch
+from kvserver.service.state.chunk_waits import Fetch
+from kvserver.service.state.core import Core
+from kvserver.service.state.disk_tier import DiskTier
 
 
 def check_disk(core: Core, tier: DiskTier) -> None:
@@ -26,8 +28,8 @@ def check_disk(core: Core, tier: DiskTier) -> None:
     _check_emptying(tier)
     _check_jobs(core, tier)
     _check_fetches(core, tier)
-    assert all(tier.clearing.values()), "a note is waited for by somebody"
-    assert tier.owed <= tier.unnoted | tier.void_later, "a clear that is not durable is told again"
+    assert all(tier.notes.awaited.values()), "a note is waited for by somebody"
+    assert tier.notes.owed <= tier.notes.unnoted | tier.notes.void_later, "a clear that is not durable is told again"
 
 
 def _check_node(space: Space, node: Node) -> None:
@@ -121,11 +123,10 @@ def _check_accounts(tier: DiskTier) -> None:
 
 def _check_drains(tier: DiskTier) -> None:
     """A draining device takes no writes, and a drained one holds nothing."""
-    for device, drain in tier.drains.items():
-        assert drain.device == device
-        assert not tier.chunks.extents.takes_writes[device]
+    for drain in tier.drains():
+        assert not tier.devices[drain.device].takes_writes
         if drain.erasing or drain.state == "drained":
-            assert not tier.chunks.extents.pools[device].bytes_used, "nothing is erased that somebody holds"
+            assert not tier.chunks.extents.pools[drain.device].bytes_used, "nothing is erased that somebody holds"
         assert not (drain.state == "drained" and drain.moving)
 
 
@@ -136,8 +137,8 @@ def _check_emptying(tier: DiskTier) -> None:
     for device, pool in enumerate(tier.chunks.extents.pools):
         closed = [segment for segment in range(pool.slabs_total) if pool.is_closed(segment)]
         assert closed == [emptying[device].segment] if device in emptying and closed else not closed
-    assert tier.parked.keys() <= emptying.keys(), "nobody waits for a segment that nobody empties"
-    for leaves in tier.parked.values():
+    assert tier.writes.parked.keys() <= emptying.keys(), "nobody waits for a segment that nobody empties"
+    for leaves in tier.writes.parked.values():
         assert all(leaf.queued & PARKED for leaf in leaves)
 
 
@@ -155,25 +156,27 @@ def _check_jobs(core: Core, tier: DiskTier) -> None:
             assert job.node.disk.written
     assert len(tier.chunks.busy) == len(tier.chunks.jobs)
     assert tier.mover is not None or not tier.chunks.jobs, "no job outlives its mover"
-    for device, placement in enumerate(tier.placements):
-        assert placement.queued_bytes == queued[device]
+    for device in tier.devices:
+        assert device.placement.queued_bytes == queued[device.number]
 
 
 def _check_fetches(core: Core, tier: DiskTier) -> None:
     """Waiting fetches and their chunks refer to each other. Every queued read is waited for."""
     fetches: list[Fetch] = [lease.fetch for lease in core.leases.values() if lease.fetch is not None]
-    fetches += tier.hold_fetches.values()
-    assert all(core.wishes.holds[number] is fetch.hold for number, fetch in tier.hold_fetches.items())
+    fetches += [hold.fetch for hold in core.operators.holds.values() if hold.fetch is not None]
     fetches += [job.held.fetch for job in core.jobs.values() if job.held is not None]
     waiting: Counter[tuple[Node, Fetch]] = Counter()
     for fetch in fetches:
         for node, groups in fetch.needs.items():
             assert groups & ~node.in_dram, "nobody waits for what is there"
             assert groups & ~node.in_dram & ~node.on_disk == 0, "what is waited for can be read"
-            assert node in tier.reads or node in tier.chunks.busy, "what is waited for will be read"
+            assert node in tier.waits.reads or node in tier.chunks.busy, "what is waited for will be read"
             waiting[node, fetch] += 1
-    known: Counter[tuple[Node, Fetch]] = Counter((node, fetch) for node, all_ in tier.waiters.items() for fetch in all_)
+    known: Counter[tuple[Node, Fetch]] = Counter(
+        (node, fetch) for node, all_ in tier.waits.waiters.items() for fetch in all_
+    )
     assert known == waiting
-    assert tier.reads.keys() <= tier.waiters.keys()
+    assert tier.waits.reads.keys() <= tier.waits.waiters.keys()
     for job in core.jobs.values():
+        assert (job.state == "held") == (job.held is not None), "a held retrieve has what it waits for"
         assert job.held is None or job.held.fetch.needs, "a retrieve whose chunks are there is ordered"

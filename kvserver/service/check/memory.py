@@ -38,7 +38,7 @@ def _check_tree(core: Core) -> None:
         reached = space.subtree(space.root)[1:]
         total += len(reached)
         assert len(reached) == len(space.nodes) + len(space.doomed), "every node hangs in the tree"
-        assert not space.doomed or space in core.chunks.emptying, "what was cleared goes"
+        assert not space.doomed or space in core.chunks.forgetting, "what was cleared goes"
         assert space.dram_bytes == sum(space.group_bytes(node.in_dram) for node in reached), "what it holds is counted"
         assert space.disk_bytes == sum(space.group_bytes(node.on_disk) for node in reached)
         for node in reached:
@@ -55,7 +55,7 @@ def _check_tree(core: Core) -> None:
                 present = bool(node.in_dram >> group & 1)
                 slots = [node.slots[part] if node.slots else ABSENT for part in space.group_parts(group)]
                 assert all((slot != ABSENT) == present for slot in slots), "a group is present with all its shards"
-            known = node.queued & entry_mark(node) or space in core.chunks.emptying
+            known = node.queued & entry_mark(node) or space in core.chunks.forgetting
             assert known or not evictable(node), "the eviction order knows all that may go"
     assert total == core.chunks.chunks
     assert core.chunks.chunks <= core.bounds.chunks_max
@@ -133,7 +133,7 @@ def _check_pins(core: Core) -> None:
     cut."""
     pins: Counter[Node] = Counter()
     pins.update(lease.tail for lease in core.leases.values())
-    pins.update(hold.tail for hold in core.wishes.holds.values())
+    pins.update(hold.tail for hold in core.operators.holds.values())
     pins.update(job.tail for job in core.jobs.values() if job.tail is not None)
     pins.update(core.chunks.pendings.keys())
     for rest, (space, above) in core.chunks.cut_from.items():
@@ -144,7 +144,7 @@ def _check_pins(core: Core) -> None:
         pins.update(job.node for job in core.disk.chunks.jobs.values())
     counted = {node: node.pins for space in _spaces(core) for node in space.all_nodes() if node.pins}
     assert counted == dict(pins), "pins = leases + holds + retrieves + incomplete chunks + disk jobs + cuts"
-    for space in core.chunks.retired - core.chunks.emptying.keys():
+    for space in core.chunks.retired - core.chunks.forgetting.keys():
         leaves = (node for node in space.all_nodes() if node.children is None)
         assert all(node.pins for node in leaves), "a leaf of a cleared namespace goes with its last pin"
     assert core.chunks.pins == pins.total(), "no pin that was set is forgotten"
@@ -156,19 +156,19 @@ def _check_pins(core: Core) -> None:
 
 def _check_holds(core: Core) -> None:
     """Held chunks are in the index, counted once, and within their bounds."""
-    wishes, bounds = core.wishes, core.bounds
+    operators, bounds = core.operators, core.bounds
     held: Counter[Node] = Counter()
-    for number, hold in wishes.holds.items():
+    for number, hold in operators.holds.items():
         assert hold.number == number
         assert core.chunks.spaces.get(hold.space.digest) is hold.space, "no hold on a cleared namespace"
         assert hold.tail.state == READY
         assert hold.chain == hold.space.chain(hold.tail)
         assert core.timers.deadlines()["hold", number] == hold.expires_ns
         held.update(hold.chain)
-    assert {node: count for node, (count, _) in wishes.held.items()} == dict(held)
-    assert wishes.held_bytes == sum(node_bytes for _, node_bytes in wishes.held.values())
-    assert wishes.held_bytes <= bounds.arena_bytes * bounds.held_percent_max // 100
-    assert len(wishes.holds) <= bounds.holds_max
+    assert {node: count for node, (count, _) in operators.held.items()} == dict(held)
+    assert operators.held_bytes == sum(node_bytes for _, node_bytes in operators.held.values())
+    assert operators.held_bytes <= bounds.arena_bytes * bounds.held_percent_max // 100
+    assert len(operators.holds) <= bounds.holds_max
 
 
 def _check_tables(core: Core) -> None:
@@ -193,12 +193,12 @@ def _check_tables(core: Core) -> None:
     for number, cache in core.caches.items():
         assert cache.mover.caches[number] is cache
         assert cache.state == "unmapping" or cache.session.caches[cache.name] is cache
-    for peer, session in core.peers.items():
+    for peer, session in core.sessions.by_peer.items():
         assert peer in session.peers
         assert core.sessions[session.number] is session
-    assert len(core.tokens) == len(core.sessions)
-    assert sum(engine.sessions for engine in core.engines.values()) == len(core.sessions)
-    assert all(lease in core.leases for engine in core.engines.values() for lease in engine.leases)
+    assert len(core.sessions.by_token) == len(core.sessions)
+    assert sum(len(engine.sessions) for engine in core.sessions.engines.values()) == len(core.sessions)
+    assert all(lease in core.leases for engine in core.sessions.engines.values() for lease in engine.leases)
     if not core.sessions:
         assert not core.leases, "no lease outlives its engine"
     for space in core.chunks.spaces.values():
@@ -217,15 +217,15 @@ def _check_timers(core: Core) -> None:
     }
     if core.disk is not None and core.disk.mover is not None:
         waiting.update({("disk", number): core.disk.mover for number in core.disk.chunks.jobs})
-        erasing = [drain.device for drain in core.disk.drains.values() if drain.erasing and drain.state == "draining"]
+        erasing = [drain.device for drain in core.disk.drains() if drain.erasing and drain.state == "draining"]
         waiting.update({("erase", device): core.disk.mover for device in erasing})
         if core.disk.mover.state != "starting":
             waiting.update({("recover", core.disk.mover.number): core.disk.mover} if not core.disk.recovered else {})
     sure = {timer for timer, mover in waiting.items() if mover.state != "killed"}
     sure.update(("lease", number) for number in core.leases)
-    sure.update(("hold", number) for number in core.wishes.holds)
+    sure.update(("hold", number) for number in core.operators.holds)
     if core.disk is not None:
-        sure.update(("clear", clearing.number) for waits in core.disk.clearing.values() for clearing in waits)
+        sure.update(("clear", clear.number) for waits in core.disk.notes.awaited.values() for clear in waits)
     sure.update(("attach", session.number) for session in core.sessions.values() if not session.attached_peer)
     deadlines = core.timers.deadlines()
     assert sure <= deadlines.keys(), "nothing waits without a bound"

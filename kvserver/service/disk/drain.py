@@ -9,17 +9,17 @@ counted.
 The mover keeps a mark in the directory that the device is being drained, so neither a restarted brain nor a restarted
 server uses it again. When nothing is left, the device's file is removed.
 
-The walk goes segment by segment, over and over, until the device holds nothing. So no list of all chunks is made, and
-chunks that are pinned or being read now are met again.
+The walk over the device is in state/drains.py.
 """
 
 from kvserver.errors import DeviceError, RequestError
 from kvserver.index.space import READY, Node, Space
 from kvserver.service.disk import reads, writes
 from kvserver.service.holdings.disk_eviction import device_of
-from kvserver.service.holdings.place_owners import DiskJob
 from kvserver.service.requests import movers
-from kvserver.service.state.core import MILLISECOND_NS, Core, DiskTier, Drain
+from kvserver.service.state.core import MILLISECOND_NS, Core
+from kvserver.service.state.disk_tier import DiskTier
+from kvserver.service.state.drains import Drain
 from kvserver.wire.orders import DeviceIs, DrainDevice, EraseDevice
 
 MOVING_MAX = 8
@@ -28,8 +28,6 @@ MOVING_SHARE = 16
 """Moving chunks take at most 1 / this of the arena, unless it is a single chunk."""
 LOOKS_MAX = 64
 """Chunks that are looked at in one event, because other events wait."""
-PAUSE_MS = 100
-"""Pause after a walk that freed nothing, or when the drain must wait for something."""
 
 
 def begin(core: Core, device: int) -> None:
@@ -37,33 +35,33 @@ def begin(core: Core, device: int) -> None:
     there is no such device. Raises DeviceError when the device is not open, or was not open when the others were read:
     nothing could be moved, and it would be erased all the same."""
     tier = core.disk
-    if tier is None or not 0 <= device < len(tier.problems):
+    if tier is None or not 0 <= device < len(tier.devices):
         devices = f"devices are 0 to {core.bounds.disk_devices - 1}" if tier is not None else "there is no disk tier"
         raise RequestError("disk-device", f"there is no device {device} to drain: {devices}")
-    known = tier.drains.get(device)
-    if not tier.is_at_hand(device) and (known is None or known.state == "draining"):
-        why = tier.problems[device] or "it was opened when the others had been read; start the server anew"
+    wanted = tier.devices[device]
+    if not tier.is_at_hand(wanted) and (wanted.drain is None or wanted.drain.state == "draining"):
+        why = wanted.problem or "it was opened when the others had been read; start the server anew"
         raise DeviceError(
             "disk-not-open",
             f"device {device} is not open, so nothing on it can be moved, and nothing there is touched: {why}",
         )
-    if known is None:
-        _add(tier, Drain(device))
-        core.log("disk drain begins", *core.named(device), ("bytes", tier.chunks.extents.pools[device].bytes_used))
-        _tell(core, tier, DrainDevice(device))
+    if wanted.drain is None:
+        wanted.begin_drain()
+        core.log("disk drain begins", *wanted.fields, ("bytes", tier.chunks.extents.pools[device].bytes_used))
+        _tell(tier, DrainDevice(device))
 
 
-def ready(core: Core, tier: DiskTier) -> None:
+def ready(tier: DiskTier) -> None:
     """Tells a new mover about the drains. It has read the marks in its directories, but may have missed an order."""
-    for drain in tier.drains.values():
+    for drain in tier.drains():
         if drain.state == "draining":
-            _tell(core, tier, DrainDevice(drain.device))
+            _tell(tier, DrainDevice(drain.device))
 
 
 def gone(core: Core, tier: DiskTier) -> None:
     """Forgets the orders of a mover that has been reaped; the next one gets them again."""
-    for drain in tier.drains.values():
-        drain.erasing = False
+    for drain in tier.drains():
+        drain.stop_erasing()
         core.timers.cancel("erase", drain.device)
 
 
@@ -74,16 +72,17 @@ def erase_overdue(core: Core, tier: DiskTier, device: int) -> None:
 
 def said(core: Core, tier: DiskTier, report: DeviceIs) -> None:
     """Handles the drain state that a device's directory records."""
-    tier.opened[report.device] = report.bytes > 0
+    device = tier.devices[report.device]
+    device.say_open(is_open=report.bytes > 0)
     if not report.drain:
         return
-    drain = tier.drains.get(report.device) or _add(tier, Drain(report.device))
+    drain = device.begin_drain()
     if report.drain == "drained" and drain.state == "draining":
-        drain.state = "drained"
+        drain.become_drained()
         core.timers.cancel("erase", drain.device)
-        core.log("disk drained", *core.named(report.device))
-    elif not tier.opened[report.device]:  # the mover could not open it, so it has not erased it
-        drain.erasing = False
+        core.log("disk drained", *device.fields)
+    elif not device.is_open:  # the mover could not open it, so it has not erased it
+        drain.stop_erasing()
         core.timers.cancel("erase", drain.device)
 
 
@@ -92,7 +91,7 @@ def turn(core: Core, tier: DiskTier, now_ns: int) -> None:
     store: room for the next one may be made of its chunks."""
     if not tier.readable or not tier.recovered:
         return
-    for drain in tier.drains.values():
+    for drain in tier.drains():
         if drain.state == "draining" and now_ns >= drain.wait_until_ns:
             _go_on(core, tier, drain, now_ns)
 
@@ -101,19 +100,19 @@ def turn(core: Core, tier: DiskTier, now_ns: int) -> None:
 
 
 def _go_on(core: Core, tier: DiskTier, drain: Drain, now_ns: int) -> None:
-    if not tier.is_at_hand(drain.device):
-        drain.waits = "store"
+    if not tier.is_at_hand(tier.devices[drain.device]):
+        drain.wait_for("store")
         return
-    drain.waits = ""
+    drain.wait_for("")
     for node, space in list(drain.moving.items()):
         _step(core, tier, drain, (space, node), now_ns)
     for _ in range(LOOKS_MAX):
-        if drain.waits or not _has_hands_free(core, drain) or not _next_segment(core, tier, drain, now_ns):
+        if drain.waits or not _has_hands_free(core, drain) or not _goes_on(core, tier, drain, now_ns):
             break
         if drain.queue:
             _take_up(core, tier, drain, drain.queue.pop(), now_ns)
     if drain.waits:
-        drain.wait_until_ns = now_ns + PAUSE_MS * MILLISECOND_NS
+        drain.pause(now_ns)
 
 
 def _take_up(core: Core, tier: DiskTier, drain: Drain, node: Node, now_ns: int) -> None:
@@ -129,34 +128,15 @@ def _has_hands_free(core: Core, drain: Drain) -> bool:
     return not drain.moving or (len(drain.moving) < MOVING_MAX and moving_bytes < most_bytes)
 
 
-def _next_segment(core: Core, tier: DiskTier, drain: Drain, now_ns: int) -> bool:
-    """Fills the queue from the next segment. False when the walk has ended or the device is empty."""
-    if drain.queue:
-        return True
+def _goes_on(core: Core, tier: DiskTier, drain: Drain, now_ns: int) -> bool:
+    """Goes on to the next chunks. False when the walk is over for now, or the device is empty: then it is erased."""
     pool = tier.chunks.extents.pools[drain.device]
-    if not pool.bytes_used:
-        _erase(core, tier, drain, now_ns)
-        return False
-    if drain.used_before < 0:
-        drain.used_before = pool.bytes_used
-    if drain.segment == pool.slabs_total:
-        if drain.moving:
-            return False
-        drain.stuck = pool.bytes_used >= drain.used_before
-        drain.segment, drain.used_before = 0, pool.bytes_used
-        drain.wait_until_ns = now_ns + PAUSE_MS * MILLISECOND_NS
-        return False
-    owners = dict.fromkeys(pool.slab_owners(drain.segment))
-    drain.queue = [owner for owner in owners if isinstance(owner, Node)]
-    drain.segment += 1
-    return True
-
-
-def _erase(core: Core, tier: DiskTier, drain: Drain, now_ns: int) -> None:
-    if not drain.erasing:
-        drain.erasing = True
-        _tell(core, tier, EraseDevice(drain.device))
+    if drain.queue or pool.bytes_used:
+        return drain.walk(pool, now_ns)
+    if drain.begin_erasing():
+        _tell(tier, EraseDevice(drain.device))
         core.timers.set(now_ns + core.bounds.job_ttl_ms * MILLISECOND_NS, "erase", drain.device)
+    return False
 
 
 def _is_on_disk(core: Core, space: Space, node: Node) -> bool:
@@ -190,10 +170,10 @@ def _step(core: Core, tier: DiskTier, drain: Drain, chunk: tuple[Space, Node], n
             pass
         case "room" | "arena":
             del drain.moving[node]
-            drain.waits = "arena" if wait == "arena" else ""
+            drain.wait_for("arena" if wait == "arena" else "")
             _give_up(core, tier, drain, chunk, patient=wait == "arena" or node.disk.children > 0)
         case _:
-            drain.waits = wait
+            drain.wait_for(wait)
 
 
 def _move(core: Core, tier: DiskTier, chunk: tuple[Space, Node], away: int, now_ns: int) -> str:
@@ -205,10 +185,9 @@ def _move(core: Core, tier: DiskTier, chunk: tuple[Space, Node], away: int, now_
         return "device"
     used = node.used if node.children is None else now_ns  # others depend on it
     if not away:
-        generation = core.chunks.generation = core.chunks.generation + 1
-        job = DiskJob(core.number("disk"), "write", space, node, device, node.on_disk, generation, now_ns)
+        job = writes.write_of(core, space, node, device=device, now_ns=now_ns, whole=True)
         return writes.order(core, tier, job, used=used, now_ns=now_ns)
-    refusal = tier.placements[device].refusal(space.group_bytes(node.on_disk), now_ns)
+    refusal = tier.devices[device].placement.refusal(space.group_bytes(node.on_disk), now_ns)
     if refusal:
         return refusal
     room = tier.chunks.room
@@ -233,9 +212,9 @@ def _bring_home(core: Core, tier: DiskTier, chunk: tuple[Space, Node], away: int
 def _give_up(core: Core, tier: DiskTier, drain: Drain, chunk: tuple[Space, Node], *, patient: bool) -> None:
     """Gives up a chunk that has no other place. patient: that may change, when chunks below it move or the arena has
     room again. Then a chunk is given up only after a walk that freed nothing, one for each such walk."""
-    if patient and not drain.stuck:
+    stuck = drain.may_give_up()
+    if patient and not stuck:
         return
-    drain.stuck = False
     for lost in tier.chunks.give_up(*chunk):
         core.counters.disk_drained["given-up" if lost else "kept"] += 1
 
@@ -248,13 +227,6 @@ def _extent_sizes(space: Space, groups: int) -> set[int]:
     }
 
 
-def _add(tier: DiskTier, drain: Drain) -> Drain:
-    tier.drains[drain.device] = drain
-    tier.set_problem(drain.device, tier.problems[drain.device])
-    return drain
-
-
-def _tell(core: Core, tier: DiskTier, order: DrainDevice | EraseDevice) -> None:
+def _tell(tier: DiskTier, order: DrainDevice | EraseDevice) -> None:
     if tier.readable:
-        assert tier.mover is not None
-        core.instruct(tier.mover, order)
+        tier.tell(order)

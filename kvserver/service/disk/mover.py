@@ -10,8 +10,11 @@ import logging
 from kvserver.service.disk import drain, reads, recovery, segments, writes
 from kvserver.service.holdings.place_owners import DiskJob
 from kvserver.service.requests import movers
-from kvserver.service.state import clear_notes
-from kvserver.service.state.core import MILLISECOND_NS, Core, DiskTier, Mover
+from kvserver.service.state.chunk_waits import mover_lost
+from kvserver.service.state.core import MILLISECOND_NS, Core
+from kvserver.service.state.devices import Device
+from kvserver.service.state.disk_tier import DiskTier
+from kvserver.service.state.movers import Mover
 from kvserver.tiers.placement import STALLED_NS
 from kvserver.wire.orders import DeviceIs, FoundNote, FoundRecords, Listed, Moved, Noted, Recover
 
@@ -26,10 +29,10 @@ def turn(core: Core, now_ns: int) -> None:
     tier = core.disk
     if tier is None or not tier.readable:
         return
-    if tier.reads:
+    if tier.waits.reads:
         reads.start(core, tier, now_ns)
-    if tier.listed:
-        clear_notes.reserve_generations(core, tier)
+    if tier.recovery.listed:
+        tier.notes.reserve_generations()
     if tier.recovered:
         writes.turn(core, tier, now_ns)
 
@@ -38,40 +41,37 @@ def tick(core: Core, now_ns: int) -> None:
     tier = core.disk
     if tier is None:
         return
-    if tier.starved:
+    if tier.waits.starved:
         reads.try_again(core, tier, now_ns)
     if tier.mover is None and now_ns >= tier.start_at_ns:
-        tier.mover = movers.ensure(core, "disk", "", now_ns)
+        tier.mover_started(movers.ensure(core, "disk", "", now_ns))
     if tier.recovered:
         tier.chunks.room.keep_maxima(OVER_MAXIMUM_AT_ONCE)
     if tier.readable and tier.recovered:
-        clear_notes.forget_oldest(core, tier)
+        tier.notes.forget_oldest(core.bounds.namespaces_max + core.bounds.notes_max)
         _heed_silence(core, tier, now_ns)
     segments.tick(core, tier, now_ns)
     drain.turn(core, tier, now_ns)
-    for device in range(core.bounds.disk_devices):
+    for device in tier.devices:
         _tell_of_stall(core, tier, device, now_ns)
 
 
-def _tell_of_stall(core: Core, tier: DiskTier, device: int, now_ns: int) -> None:
+def _tell_of_stall(core: Core, tier: DiskTier, device: Device, now_ns: int) -> None:
     """Logs one line when a device takes nothing although writes wait for it, and one when that is over."""
     stalled_ns, why = tier.stalled(device, now_ns)
-    if stalled_ns >= STALLED_NS and device not in tier.told_stalled:
-        tier.told_stalled.add(device)
-        core.log("disk takes nothing", *core.named(device), ("why", why), level=logging.WARNING)
-    elif stalled_ns < STALLED_NS and device in tier.told_stalled:
-        tier.told_stalled.discard(device)
-        core.log("disk takes writes again", *core.named(device))
+    stalled = stalled_ns >= STALLED_NS
+    if not device.tell_of_stall(stalled=stalled):
+        return
+    if stalled:
+        core.log("disk takes nothing", *device.fields, ("why", why), level=logging.WARNING)
+    else:
+        core.log("disk takes writes again", *device.fields)
 
 
 def _heed_silence(core: Core, tier: DiskTier, now_ns: int) -> None:
     """Kills a mover that has not answered a note for too long. While nothing is read, and no write may begin before a
     note is durable, no other deadline would find that it hangs."""
-    if not tier.notes_sent:
-        tier.silent_from_ns = 0
-    elif not tier.silent_from_ns:
-        tier.silent_from_ns = now_ns
-    elif now_ns - tier.silent_from_ns >= core.bounds.disk_job_ms * MILLISECOND_NS:
+    if tier.notes.silent_ns(now_ns) >= core.bounds.disk_job_ms * MILLISECOND_NS:
         assert tier.mover is not None
         movers.kill(core, tier.mover, "did not note what it was told")
 
@@ -79,15 +79,12 @@ def _heed_silence(core: Core, tier: DiskTier, now_ns: int) -> None:
 def ready(core: Core, tier: DiskTier, now_ns: int) -> None:
     """Handles Ready: the mover has opened its devices. Notes that no mover has confirmed as durable are sent again."""
     assert tier.mover is not None
-    for device in range(len(tier.problems)):
-        tier.set_problem(device, "")
-    tier.failures = [0] * len(tier.failures)
-    drain.ready(core, tier)
-    for digest in sorted(tier.unnoted):
-        clear_notes.write(core, tier, digest)
+    for device in tier.devices:
+        device.begin_anew()
+    drain.ready(tier)
+    tier.notes.write_again()
     if not tier.recovered:
-        tier.found = None
-        core.instruct(tier.mover, Recover())
+        tier.tell(Recover())
         _await_found(core, tier.mover, now_ns)
 
 
@@ -97,11 +94,7 @@ def gone(core: Core, tier: DiskTier, now_ns: int) -> None:
     core.timers.cancel("recover", tier.mover.number)
     drain.gone(core, tier)
     segments.gone(core, tier)
-    tier.mover = None
-    tier.notes_sent = tier.silent_from_ns = 0
-    tier.start_at_ns = now_ns + core.bounds.disk_restart_ms * MILLISECOND_NS
-    if not tier.recovered:
-        tier.found = None
+    tier.mover_ended(now_ns + core.bounds.disk_restart_ms * MILLISECOND_NS)
     for job in list(tier.chunks.jobs.values()):
         core.timers.cancel("disk", job.number)
         core.counters.disk_faults["lost"] += len(job.parts)
@@ -109,12 +102,12 @@ def gone(core: Core, tier: DiskTier, now_ns: int) -> None:
             writes.ended(core, tier, job, kept=False, now_ns=now_ns)
         else:
             reads.ended(core, tier, job, set(job.parts), now_ns, lost=False)
-    stop_waiting(core, tier, now_ns)
+    stop_waiting(tier, now_ns)
 
 
-def stop_waiting(core: Core, tier: DiskTier, now_ns: int) -> None:
+def stop_waiting(tier: DiskTier, now_ns: int) -> None:
     """Fails all fetches, because the mover reads nothing any more."""
-    reads.fail_all(core, tier, tier.waiters, reads.mover_lost(), now_ns)
+    tier.waits.fail_all(tier.waits.waiters, mover_lost(), now_ns)
 
 
 def overdue(core: Core, tier: DiskTier, number: int, now_ns: int) -> None:
@@ -122,7 +115,7 @@ def overdue(core: Core, tier: DiskTier, number: int, now_ns: int) -> None:
     that takes."""
     assert tier.mover is not None
     movers.kill(core, tier.mover, f"did not end disk job {number}")
-    stop_waiting(core, tier, now_ns)
+    stop_waiting(tier, now_ns)
 
 
 def recover_overdue(core: Core, tier: DiskTier) -> None:
@@ -139,9 +132,9 @@ def reported(core: Core, tier: DiskTier, report: DiskReport, now_ns: int) -> Non
                 segments.turn(core, tier, now_ns)
                 drain.turn(core, tier, now_ns)
         case Noted():
-            clear_notes.heed(core, tier, report)
+            tier.notes.heed(report, tier.why_not_noted)
         case DeviceIs():
-            if report.device < len(tier.problems):
+            if report.device < len(tier.devices):
                 _device_is(core, tier, report)
         case FoundNote() | Listed() | FoundRecords():
             if not tier.recovered:
@@ -150,15 +143,13 @@ def reported(core: Core, tier: DiskTier, report: DiskReport, now_ns: int) -> Non
 
 def _found(core: Core, tier: DiskTier, report: FoundNote | Listed | FoundRecords, now_ns: int) -> None:
     assert tier.mover is not None
-    recovery.found(core, tier, tier.mover, report)
+    recovery.found(core, tier, report)
     if tier.recovered:
         core.timers.cancel("recover", tier.mover.number)
     else:
         _await_found(core, tier.mover, now_ns)
     if isinstance(report, Listed):
-        for digest in sorted(tier.void_later):
-            clear_notes.make_void(core, tier, digest)
-        tier.void_later.clear()
+        tier.notes.void_waiting()
 
 
 def _await_found(core: Core, mover: Mover, now_ns: int) -> None:
@@ -169,8 +160,11 @@ def _moved(core: Core, tier: DiskTier, job: DiskJob, moved: Moved, now_ns: int) 
     core.timers.cancel("disk", job.number)
     for fault in moved.faults:
         core.counters.disk_faults[fault.fault] += 1
-    tier.placements[job.device].faults += bool(moved.faults)
-    writes.judge(core, tier, job.device, moved)
+    device = tier.devices[job.device]
+    if moved.faults:
+        device.placement.faulted()
+    if device.job_ended(failed=any(fault.fault in ("io", "short") for fault in moved.faults)):
+        core.log("disk fails", *device.fields, ("why", device.problem), level=logging.ERROR)
     if job.kind == "write":
         writes.ended(core, tier, job, kept=not moved.faults, now_ns=now_ns)
     else:
@@ -182,13 +176,14 @@ def _device_is(core: Core, tier: DiskTier, report: DeviceIs) -> None:
     """Handles the state of a device. A device that works again gets the notes that it may have missed. After a device
     was drained, notes that no device took are sent again: a Clear is durable if nothing is left on any device."""
     drain.said(core, tier, report)
-    is_mended = tier.problems[report.device] != "" and not report.problem
-    tier.set_problem(report.device, report.problem)
-    for digest in sorted(tier.unnoted) if is_mended or report.drain == "drained" else ():
-        clear_notes.write(core, tier, digest)
+    device = tier.devices[report.device]
+    is_mended = device.problem != "" and not report.problem
+    device.set_problem(report.problem)
+    if is_mended or report.drain == "drained":
+        tier.notes.write_again()
     core.log(
         "disk device",
-        *core.named(report.device),
+        *device.fields,
         ("bytes", report.bytes),
         ("problem", report.problem or "none"),
         level=logging.WARNING if report.problem else logging.INFO,

@@ -5,16 +5,16 @@ and all chunks below it are no longer held. Leases end, waiting retrieves fail, 
 a wrong byte: only bytes that were read and verified get to a slot that a copy may read.
 """
 
-from collections.abc import Iterable
 from itertools import islice
 
 from kvserver.errors import DeviceError
 from kvserver.index.space import Node, Space
 from kvserver.service.holdings.disk_chunks import records_of
 from kvserver.service.holdings.place_owners import DiskJob
-from kvserver.service.requests import holds, lookup, transfers
-from kvserver.service.state import disk_waits
-from kvserver.service.state.core import MILLISECOND_NS, Core, DiskTier, Fetch
+from kvserver.service.requests import holds, lookup
+from kvserver.service.state.chunk_waits import Fetch, mover_lost, unreadable
+from kvserver.service.state.core import MILLISECOND_NS, Core
+from kvserver.service.state.disk_tier import DiskTier
 from kvserver.wire.orders import DISK_ITEMS_MAX, Promote
 
 LOOKS_MAX = 1024
@@ -26,31 +26,29 @@ STARVED_MS_MAX = 250
 
 def start(core: Core, tier: DiskTier, now_ns: int) -> None:
     """Orders as many reads as may be in flight. A tenant that gets no slot delays no other tenant."""
-    while tier.reads and tier.readable and "" not in tier.starved:
+    while tier.waits.reads and tier.readable and "" not in tier.waits.starved:
         if tier.in_flight["read"] >= core.bounds.disk_jobs_max:
             return
-        node = next((node for node in islice(tier.reads, LOOKS_MAX) if _may_be_read(core, tier, node)), None)
+        node = next((node for node in islice(tier.waits.reads, LOOKS_MAX) if _may_be_read(core, tier, node)), None)
         if node is None:
             return
-        space, groups = tier.reads[node]
+        space, groups = tier.waits.reads[node]
         groups &= node.on_disk & ~node.in_dram
         assert groups, "what is wanted from disk is there"
         account = _account(core, space)
         if order(core, tier, space, node, groups=groups, now_ns=now_ns):
-            tier.starved_since.pop(account, None)
-            del tier.reads[node]
+            tier.waits.ordered(node, account)
         else:
-            tier.starved.add(account)
-            tier.starved_since.setdefault(account, now_ns)
+            tier.waits.starve(account, now_ns)
 
 
 def _may_be_read(core: Core, tier: DiskTier, node: Node) -> bool:
-    return node not in tier.chunks.busy and not _waits(core, tier, tier.reads[node][0])
+    return node not in tier.chunks.busy and not _waits(core, tier, tier.waits.reads[node][0])
 
 
 def _waits(core: Core, tier: DiskTier, space: Space) -> bool:
     """The account that pays for the read lacked a slot for an earlier one."""
-    return bool(tier.starved) and _account(core, space) in tier.starved
+    return bool(tier.waits.starved) and _account(core, space) in tier.waits.starved
 
 
 def _account(core: Core, space: Space) -> str:
@@ -64,15 +62,21 @@ def order(
     """Orders the read of groups (bits) of one chunk. False when there are no slots for them. spares_dirty: only chunks
     that are also on disk may go to make room."""
     assert node.disk is not None
-    assert tier.mover is not None
     job = DiskJob(
-        core.number("disk"), "read", space, node, tier.chunks.device_of(node), groups, node.disk.generation, now_ns
+        number=core.number("disk"),
+        kind="read",
+        space=space,
+        node=node,
+        device=tier.chunks.device_of(node),
+        groups=groups,
+        generation=node.disk.generation,
+        began_ns=now_ns,
     )
     if not tier.chunks.begin_read(job, spares_dirty=spares_dirty):
         return False
     assert len(job.parts) <= DISK_ITEMS_MAX
-    tier.placements[job.device].reads.began(now_ns)
-    core.instruct(tier.mover, Promote(job.number, records_of(job)))
+    tier.devices[job.device].placement.reads.began(now_ns)
+    tier.tell(Promote(job.number, records_of(job)))
     core.timers.set(now_ns + core.bounds.disk_job_ms * MILLISECOND_NS, "disk", job.number)
     return True
 
@@ -81,48 +85,28 @@ def ended(core: Core, tier: DiskTier, job: DiskJob, wrong: set[int], now_ns: int
     """Ends a read. wrong: parts that did not arrive. lost: they cannot be read; otherwise their mover is gone."""
     space, node = job.space, job.node
     good = job.bytes - sum(space.parts[part].slot_bytes for part in wrong)
-    tier.placements[job.device].reads.ended(good, now_ns)
+    placement = tier.devices[job.device].placement
+    placement.reads.ended(good, now_ns)
+    placement.read(good)
     core.counters.job_seconds["promote"].observe((now_ns - job.began_ns) / 1e9)
     tier.chunks.end_read(job, wrong)
     if not wrong:
-        core.counters.disk_reads += 1
-    core.counters.disk_read_bytes += good
-    tier.placements[job.device].read_bytes += good
-    tier.starved.clear()
+        core.counters.add("disk_reads")
+    core.counters.add("disk_read_bytes", good)
+    tier.waits.feed()
     groups = sum({1 << space.parts[part].group for part in wrong}) & node.on_disk
     if groups and lost and core.chunks.spaces.get(space.digest) is space:
         _lose(core, tier, space, node, groups=groups, now_ns=now_ns)
     elif wrong:
-        fail_all(core, tier, [node], mover_lost(), now_ns)
-    arrived(core, tier, space, node, now_ns)
-
-
-def arrived(core: Core, tier: DiskTier, space: Space, node: Node, now_ns: int) -> None:
-    """Serves the fetches that waited for a node that was read. A fetch that has everything goes on."""
-    for fetch in list(tier.waiters.get(node, ())):
-        if node not in fetch.needs:
-            continue  # an earlier failure ended it
-        left = fetch.needs[node] & ~node.in_dram
-        if left & ~node.on_disk:
-            fail(core, tier, fetch, _unreadable(), now_ns)
-        elif left:
-            fetch.needs[node] = left
-            disk_waits.want(tier, space, node, left)
-        else:
-            disk_waits.got(tier, fetch, node)
-            if not fetch.needs and fetch.job is not None:
-                transfers.release_held(core, fetch.job)
-            elif not fetch.needs and fetch.hold is not None:
-                holds.fetched(core, fetch.hold)
+        tier.waits.fail_all([node], mover_lost(), now_ns)
+    tier.waits.arrived(space, node, now_ns)
 
 
 def try_again(core: Core, tier: DiskTier, now_ns: int) -> None:
     """Orders the reads that lacked slots. Called at each tick, because nothing announces a slot that comes free."""
-    tier.starved.clear()
+    tier.waits.feed()
     start(core, tier, now_ns)
-    for account in tier.starved_since.keys() - tier.starved:
-        del tier.starved_since[account]
-    if any(now_ns - since_ns >= STARVED_MS_MAX * MILLISECOND_NS for since_ns in tier.starved_since.values()):
+    if tier.waits.starved_ns(now_ns) >= STARVED_MS_MAX * MILLISECOND_NS:
         _make_way(core, tier, now_ns)
 
 
@@ -137,53 +121,35 @@ def _make_way(core: Core, tier: DiskTier, now_ns: int) -> None:
     for job in core.jobs.values():
         if job.held is not None and _waits(core, tier, job.space):
             waiting.setdefault(job.held.request.lease, []).append(job.held.fetch)
-    wishes = [fetch for fetch in tier.hold_fetches.values() if fetch.hold and _waits(core, tier, fetch.hold.space)]
-    if waiting and wishes:
+    held = [hold.fetch for hold in core.operators.holds.values() if hold.fetch and _waits(core, tier, hold.space)]
+    if waiting and held:
         error = DeviceError("disk-room", "its chunks have no room in DRAM beside what requests need")
-        fail(core, tier, wishes[-1], error, now_ns)
+        tier.waits.fail(held[-1], error, now_ns)
         return
     if len(waiting) < 2:
         return
     number, fetches_of_last = waiting.popitem()
     error = DeviceError("disk-room", "its chunks have no room in DRAM beside those that retrieves before it wait for")
     for fetch in fetches_of_last:
-        fail(core, tier, fetch, error, now_ns)
+        tier.waits.fail(fetch, error, now_ns)
     lease = core.leases.get(number)
     if lease is not None:
         lookup.end(core, lease)
-
-
-def fail_all(core: Core, tier: DiskTier, nodes: Iterable[Node], error: DeviceError, now_ns: int) -> None:
-    """Fails all fetches that wait for these nodes."""
-    for node in list(nodes):
-        for fetch in list(tier.waiters.get(node, ())):
-            if node in fetch.needs:
-                fail(core, tier, fetch, error, now_ns)
-
-
-def fail(core: Core, tier: DiskTier, fetch: Fetch, error: DeviceError, now_ns: int) -> None:
-    disk_waits.end(tier, fetch)
-    if fetch.job is not None:
-        transfers.give_up_held(core, fetch.job, error, now_ns)
-    if fetch.lease is not None:
-        lookup.end(core, fetch.lease)
-    if fetch.hold is not None:
-        holds.end(core, fetch.hold, error.message)
 
 
 def _lose(core: Core, tier: DiskTier, space: Space, node: Node, *, groups: int, now_ns: int) -> None:
     """Handles groups of a chunk that cannot be read. If the chunk is servable without them, only the fetches that wait
     for them end, in arrived(). Otherwise the chunk ends for everybody, with all below it. Chunks that retrieves still
     read are cut off."""
-    core.counters.disk_lost += 1
+    core.counters.add("disk_lost")
     left = node.in_dram | (node.on_disk & ~groups)
     if left & space.needed == space.needed:
         tier.chunks.lose(space, node, groups)
         return
     below = space.subtree(node)
     doomed = set(below)
-    fail_all(core, tier, below, _unreadable(), now_ns)
-    end_below(core, space, doomed, _unreadable(), now_ns)
+    tier.waits.fail_all(below, unreadable(), now_ns)
+    end_below(core, space, doomed, unreadable(), now_ns)
     rest = tier.chunks.lose(space, node, groups)
     if rest is not None:
         moved_to(core, space, doomed, rest)
@@ -194,27 +160,19 @@ def end_below(core: Core, space: Space, doomed: set[Node], error: DeviceError, n
     served again."""
     for lease in [lease for lease in core.leases.values() if lease.space is space and lease.tail in doomed]:
         lookup.end(core, lease)
-    for hold in [hold for hold in core.wishes.holds.values() if hold.space is space and hold.tail in doomed]:
+    for hold in [hold for hold in core.operators.holds.values() if hold.space is space and hold.tail in doomed]:
         holds.end(core, hold, error.message)
     for job in [job for job in core.jobs.values() if job.held and job.space is space and job.tail in doomed]:
         assert job.held is not None
         assert core.disk is not None
-        fail(core, core.disk, job.held.fetch, error, now_ns)
+        core.disk.waits.fail(job.held.fetch, error, now_ns)
 
 
 def moved_to(core: Core, space: Space, doomed: set[Node], rest: Space) -> None:
     """Moves running jobs to the space in which their cut-off nodes hang now (Chunks.cut)."""
     for running in core.jobs.values():
         if running.tail is not None and running.tail in doomed and running.space is space:
-            running.space = rest
+            running.move_to(rest)
     for other in core.disk.chunks.jobs.values() if core.disk is not None else ():
         if other.node in doomed and other.space is space:
-            other.space = rest
-
-
-def mover_lost() -> DeviceError:
-    return DeviceError("disk-lost", "the disk mover is gone, or does not answer")
-
-
-def _unreadable() -> DeviceError:
-    return DeviceError("disk-io", "a chunk could not be read from disk")
+            other.move_to(rest)

@@ -10,12 +10,14 @@ import logging
 from collections.abc import Iterator
 from itertools import groupby
 from operator import attrgetter, itemgetter
+from typing import NamedTuple
 
 from kvserver.index.space import ABSENT, READY, Node, Space
 from kvserver.index.tags import Tags
 from kvserver.service.base.effects import PutNamespace
 from kvserver.service.holdings.namespace_documents import document_of, space_from
-from kvserver.service.state.core import Core, DiskTier, Found, Mover
+from kvserver.service.state.core import Core
+from kvserver.service.state.disk_tier import DiskTier
 from kvserver.tiers.extents import extent_at
 from kvserver.tiers.prefix_notes import prefix_from
 from kvserver.tiers.records import (
@@ -33,51 +35,61 @@ from kvserver.wire.orders import FoundNote, FoundRecords, Listed, TellRecords
 ASKED_AHEAD = 2
 """Reports under way: the mover makes one while another is taken in. The shell serves others after each."""
 
-Chunk = tuple[bytes, bytes, int, tuple[int, ...], int, int]
-"""A chunk on disk: key, parent's key, groups (bits), extent of each part, generation, tenant."""
 _namespace_of = itemgetter(1)
 _tenant_of = itemgetter(7)
 
 
-def found(core: Core, tier: DiskTier, mover: Mover, report: FoundNote | Listed | FoundRecords) -> None:
+class Chunk(NamedTuple):
+    """A chunk on disk."""
+
+    key: bytes
+    parent: bytes
+    groups: int
+    """Bit g: all shards of group g."""
+    extents: tuple[int, ...]
+    """The extent of each part, or ABSENT."""
+    generation: int
+    tenant: int
+
+
+def found(core: Core, tier: DiskTier, report: FoundNote | Listed | FoundRecords) -> None:
     """Handles the mover's report of what is on disk."""
-    found = tier.found = tier.found or Found()
+    recovery = tier.recovery
+    recovery.begin_listing()
     match report:
         case FoundNote(namespace, document, void, newest):
-            tier.noted[namespace] = max(void, tier.noted.get(namespace, 0))
             prefix = prefix_from(document)
-            if prefix is not None:
-                tier.cleared[namespace] = prefix
-            elif document:
-                found.documents[namespace] = document
-            found.newest[namespace] = newest
-            core.chunks.generation = max(core.chunks.generation, void + 1, newest + 1)
+            tier.notes.found(namespace, void, prefix)
+            recovery.found_namespace(namespace, document if prefix is None else b"", newest)
+            core.chunks.skip_generations(max(void, newest) + 1)
         case Listed(records, damaged):
-            core.counters.disk_damaged += damaged
-            found.listed, found.records = True, records
-            tier.told = tier.opened.copy()
-            _add_spaces(core, tier, found)
+            core.counters.add("disk_damaged", damaged)
+            recovery.begin_telling(records)
+            for device in tier.devices:
+                device.say_listed()
+            _add_spaces(core, tier)
             core.log("disk read", ("records", records), ("damaged", damaged))
             for _ in range(ASKED_AHEAD):
-                core.instruct(mover, TellRecords())
+                tier.tell(TellRecords())
         case FoundRecords(records) if records:
-            _take_in(core, tier, found, records)
-            core.instruct(mover, TellRecords())
+            _take_in(core, tier, records)
+            tier.tell(TellRecords())
         case FoundRecords():
-            tier.recovered, tier.found = True, None
-            if found.not_taken:
+            if recovery.not_taken:
                 why = "what they hang on is on no device here, or is not whole"
-                core.log("disk chunks not reached", ("chunks", found.not_taken), ("why", why), level=logging.WARNING)
-            core.log("disk recovered", ("chunks", tier.chunks.held), ("records", found.records))
+                core.log("disk chunks not reached", ("chunks", recovery.not_taken), ("why", why), level=logging.WARNING)
+            core.log("disk recovered", ("chunks", tier.chunks.held), ("records", recovery.records))
+            recovery.end()
             for account in tier.chunks.accounts.all() if tier.chunks.accounts is not None else ():
                 if over_bytes := account.lacks(0):
                     core.log("tenant above its maximum on disk", ("tenant", account.name), ("over_bytes", over_bytes))
 
 
-def _add_spaces(core: Core, tier: DiskTier, found: Found) -> None:
+def _add_spaces(core: Core, tier: DiskTier) -> None:
     """Adds the namespaces that have records which are not void, the last written first: cleared ones must not take the
     places of those that can be served."""
-    alive = [digest for digest, newest in found.newest.items() if newest > tier.noted[digest]]
+    found = tier.recovery
+    alive = [digest for digest, newest in found.newest.items() if newest > tier.notes.noted[digest]]
     spaces = core.chunks.spaces
     free = sorted(set(range(core.bounds.namespaces_max)) - {space.number for space in spaces.values()})
     for digest in sorted(alive, key=lambda digest: found.newest[digest], reverse=True):
@@ -90,9 +102,9 @@ def _add_spaces(core: Core, tier: DiskTier, found: Found) -> None:
         elif free:
             number = free.pop(0)
             space = space_from(number, document)
-            space.root.used = found.newest[digest]
+            space.touch(found.newest[digest])
             core.chunks.add_space(space)
-            core.effects.append(PutNamespace(number, raw))
+            core.emit(PutNamespace(number, raw))
 
 
 def _hold_against(core: Core, tier: DiskTier, space: Space, told: Space) -> None:
@@ -102,7 +114,7 @@ def _hold_against(core: Core, tier: DiskTier, space: Space, told: Space) -> None
     both = list(zip(space.parts, told.parts, strict=False))
     agree = all(None in (part.pages, other.pages) or part.pages == other.pages for part, other in both)
     if space.geometry != told.geometry or not agree:
-        tier.void_later.add(space.digest)
+        tier.notes.void_later.add(space.digest)
         why = f"on disk it has {told.geometry} or pages that are not those of {space.geometry}, which was registered"
         core.log("disk chunks not reached", ("namespace", space.digest[:6].hex()), ("why", why), level=logging.WARNING)
         return
@@ -112,26 +124,29 @@ def _hold_against(core: Core, tier: DiskTier, space: Space, told: Space) -> None
         assert other.pages is not None
         space.fix_part(index, other.pages, other.payload_bytes, other.slot_bytes)
     if missing:
-        core.effects.append(PutNamespace(space.number, encode_document(document_of(space))))
+        core.emit(PutNamespace(space.number, encode_document(document_of(space))))
 
 
-def _take_in(core: Core, tier: DiskTier, found: Found, packed: bytes) -> None:
+def _take_in(core: Core, tier: DiskTier, packed: bytes) -> None:
+    notes, recovery = tier.notes, tier.recovery
     for digest, told in groupby(DISK_RECORD.iter_unpack(packed), key=_namespace_of):
         space = core.chunks.spaces.get(digest)
-        if space is None and (digest in tier.unnoted or found.newest.get(digest, 0) > tier.noted.get(digest, 0)):
-            tags = tier.left_out.setdefault(digest, Tags())
+        if space is None and (digest in notes.unnoted or recovery.newest.get(digest, 0) > notes.noted.get(digest, 0)):
+            tags = notes.left_out.setdefault(digest, Tags())
             for tag in set(map(_tenant_of, told)):
                 tags.add(tag)
         if space is None or not space.needed:
             continue
         whole = _whole_records if len(space.parts) == 1 else _whole_chunks
         adopted: list[Node] = []
-        cleared = {prefix.key: tier.noted[note] for note, prefix in tier.cleared.items() if prefix.namespace == digest}
-        for chunk in whole(space, tier.noted.get(digest, 0), told):
-            space.tags.add(chunk[5])
-            if cleared and _is_void(space, cleared, found.floors, chunk):
+        cleared = {
+            prefix.key: notes.noted[note] for note, prefix in notes.cleared.items() if prefix.namespace == digest
+        }
+        for chunk in whole(space, notes.noted.get(digest, 0), told):
+            space.tags.add(chunk.tenant)
+            if cleared and _is_void(space, cleared, recovery.floors, chunk):
                 continue
-            known = space.nodes.get(chunk[0])
+            known = space.nodes.get(chunk.key)
             if known is None:
                 node = _adopt_new(core, tier, space, chunk)
             else:
@@ -139,8 +154,8 @@ def _take_in(core: Core, tier: DiskTier, found: Found, packed: bytes) -> None:
             if node is not None:
                 adopted.append(node)
             elif known is None or not known.on_disk:
-                found.not_taken += 1
-        core.counters.disk_recovered += len(adopted)
+                recovery.take_not(1)
+        core.counters.add("disk_recovered", len(adopted))
         for node in adopted:
             if node.children is None:  # parents may go only after their children
                 tier.chunks.room.offer(space, node)
@@ -190,7 +205,7 @@ def _whole_records(space: Space, void: int, told: Iterator[Packed]) -> Iterator[
     shape = 0, 0, part.payload_bytes, part.slot_bytes // SLOT_ALIGN
     for _, _, key, above, group, shard, payload_bytes, tenant, units, generation, offset, device, _ in told:
         if generation > void and (group, shard, payload_bytes, units) == shape:
-            yield key, above, 1, (extent_at(device, offset),), generation, tenant
+            yield Chunk(key, above, 1, (extent_at(device, offset),), generation, tenant)
 
 
 def _whole_chunks(space: Space, void: int, told: Iterator[Packed]) -> Iterator[Chunk]:
@@ -206,8 +221,8 @@ def _whole_chunks(space: Space, void: int, told: Iterator[Packed]) -> Iterator[C
             groups, extents = _whole_groups(space, shards)
             if groups & space.needed == space.needed:
                 record = next(iter(shards.values()))
-                chunks.append((record.key, record.parent, groups, extents, generation, record.tenant))
-        yield from sorted(chunks, key=lambda chunk: (chunk[2].bit_count(), chunk[4]), reverse=True)
+                chunks.append(Chunk(record.key, record.parent, groups, extents, generation, record.tenant))
+        yield from sorted(chunks, key=lambda chunk: (chunk.groups.bit_count(), chunk.generation), reverse=True)
 
 
 def _whole_groups(space: Space, shards: dict[tuple[int, int], DiskRecord]) -> tuple[int, tuple[int, ...]]:

@@ -23,14 +23,14 @@ def restore(core: Core, documents: list[tuple[int, bytes]], records: bytes) -> N
     for number, raw in documents:
         document = decode_document(raw)
         if document is None or document.digest in core.chunks.spaces or number >= core.bounds.namespaces_max:
-            core.effects.append(DropNamespace(number))
+            core.emit(DropNamespace(number))
         else:
             core.chunks.add_space(space_from(number, document))
     if not records:
         return
     chunks: Chunks = defaultdict(dict)
     for record in unpack_all(records):
-        core.chunks.generation = max(core.chunks.generation, record.generation)
+        core.chunks.skip_generations(record.generation)
         shards = chunks[(record.namespace, record.key)]
         rival = shards.get((record.group, record.shard))
         if rival is not None:
@@ -94,12 +94,10 @@ def _adopt(core: Core, space: Space, parent: Node, key: bytes, *, shards: Shards
     if present & space.needed != space.needed or not (present or mark != ABSENT):
         return None
     first = next(iter(shards.values()))
-    space.root.used = max(space.root.used, first.generation)
+    space.touch(first.generation)
     node = core.chunks.adopt(space, parent, key, tuple(slots), present, used=first.generation, tenant=first.tenant)
     if node is None:
         return None
-    if not present:
-        node.slots = ()
     kept = {*slots, mark}
     core.chunks.withdrawn.extend(record.offset for record in shards.values() if record.offset not in kept)
     return node

@@ -15,8 +15,8 @@ from kvserver.index.space import READY, Node, Space
 from kvserver.service.disk import reads, writes
 from kvserver.service.disk.drain import MOVING_MAX, MOVING_SHARE
 from kvserver.service.holdings.disk_eviction import Emptying
-from kvserver.service.holdings.place_owners import DiskJob
-from kvserver.service.state.core import MILLISECOND_NS, Core, DiskTier
+from kvserver.service.state.core import MILLISECOND_NS, Core
+from kvserver.service.state.disk_tier import DiskTier
 from kvserver.tiers.extents import place_of
 
 LOOKS_MAX = 64
@@ -67,16 +67,13 @@ def _go_on(core: Core, tier: DiskTier, device: int, going: Emptying, now_ns: int
         _stop(core, tier, device, in_vain=False)
         return
     owners = pool.slab_owners(going.segment)
-    if len(owners) != going.records or not going.since_ns:
-        going.records, going.since_ns = len(owners), now_ns
-        if not owners:
-            writes.take_up(core, tier, device)
+    if going.has_left(len(owners), now_ns) and not owners:
+        writes.take_up(core, tier, device)
     if not owners:
         if now_ns - going.since_ns >= KEPT_MS * MILLISECOND_NS:
             _stop(core, tier, device, in_vain=False)
         return
-    if not going.queue:
-        going.queue = [owner for owner in dict.fromkeys(owners) if isinstance(owner, Node)]
+    going.look_at(owners)
     for node, space in list(going.moving.items()):
         _step(core, tier, going, (space, node), now_ns)
     for _ in range(LOOKS_MAX):
@@ -91,7 +88,8 @@ def _go_on(core: Core, tier: DiskTier, device: int, going: Emptying, now_ns: int
     if not under_way and now_ns - going.since_ns >= PATIENCE_MS * MILLISECOND_NS:
         for node in list(going.moving):
             _drop(tier, going, node)
-        going.in_vain |= len(pool.slab_owners(going.segment)) == going.records
+        if len(pool.slab_owners(going.segment)) == going.records:
+            going.give_up()
     if going.in_vain:
         _stop(core, tier, device, in_vain=True)
 
@@ -99,9 +97,7 @@ def _go_on(core: Core, tier: DiskTier, device: int, going: Emptying, now_ns: int
 def _drop(tier: DiskTier, going: Emptying, node: Node) -> None:
     going.moving.pop(node, None)
     room, left = tier.chunks.room, tier.chunks.extents.segment_bytes - going.dropped_bytes
-    dropped = room.drop_with_all_below(node, room.wanted(going.device, 0, going.used, going.tenant), left)
-    going.dropped_bytes += dropped
-    going.in_vain |= not dropped
+    going.dropped(room.drop_with_all_below(node, room.wanted(going.device, 0, going.used, going.tenant), left))
 
 
 def _has_hands_free(core: Core, tier: DiskTier, going: Emptying) -> bool:
@@ -136,7 +132,7 @@ def _step(core: Core, tier: DiskTier, going: Emptying, chunk: tuple[Space, Node]
             if node.state == READY:
                 core.chunks.room.let_go(space, node)  # the next chunk takes its slots
         return
-    if not tier.placements[going.device].budget.may_ever_allow(space.group_bytes(node.on_disk)):
+    if not tier.devices[going.device].placement.budget.may_ever_allow(space.group_bytes(node.on_disk)):
         _drop(tier, going, node)
         return
     away = node.on_disk & ~node.in_dram
@@ -145,15 +141,14 @@ def _step(core: Core, tier: DiskTier, going: Emptying, chunk: tuple[Space, Node]
         if reads.order(core, tier, space, node, groups=away, now_ns=now_ns, spares_dirty=spares_dirty):
             going.fetched.add(node)
         elif spares_dirty:  # DRAM has no room for it now
-            tier.hurry_until_ns = now_ns + SPARE_MS * MILLISECOND_NS
+            tier.writes.hurry(now_ns + SPARE_MS * MILLISECOND_NS)
         return
-    generation = core.chunks.generation = core.chunks.generation + 1
-    job = DiskJob(core.number("disk"), "write", space, node, going.device, node.on_disk, generation, now_ns, moves=True)
+    job = writes.write_of(core, space, node, device=going.device, now_ns=now_ns, whole=True)
     used = node.used if node.children is None else now_ns  # others depend on it
     wait = writes.order(core, tier, job, used=used, now_ns=now_ns)
     if wait == "room":
         _drop(tier, going, node)
     elif wait:
-        going.since_ns = now_ns  # only the device's limits delay it, and not for ever
+        going.wait(now_ns)  # only the device's limits delay it, and not for ever
     else:
-        core.counters.disk_rewritten_bytes += job.bytes
+        core.counters.add("disk_rewritten_bytes", job.bytes)

@@ -6,16 +6,14 @@ head first. A store never waits for a write: a chunk that is not written in time
 disk.
 """
 
-import logging
-
-from kvserver.index.eviction import NO_ROOM, PARKED, REFUSED
+from kvserver.index.eviction import NO_ROOM, REFUSED
 from kvserver.index.space import READY, Node, Space
 from kvserver.service.holdings.disk_chunks import records_of
-from kvserver.service.holdings.namespace_documents import document_of
+from kvserver.service.holdings.disk_eviction import device_of
 from kvserver.service.holdings.place_owners import DiskJob
-from kvserver.service.state.core import MILLISECOND_NS, Core, DiskTier
-from kvserver.tiers.records import encode_document
-from kvserver.wire.orders import Demote, Moved, Note
+from kvserver.service.state.core import MILLISECOND_NS, Core
+from kvserver.service.state.disk_tier import DiskTier
+from kvserver.wire.orders import Demote
 
 WRITING_SHARE = 8
 """Writes in flight take at most 1 / this of the arena, because their chunks cannot be evicted meanwhile."""
@@ -29,8 +27,6 @@ PARKED_A_LOOK = 64
 PAUSE_MS = 100
 """Pause after a refusal, before another chain is chosen. With quotas it is LOOK_AGAIN_MS when one tenant has no room,
 because others may have some."""
-FAILURES_MAX = 8
-"""Failed jobs in a row after which a device takes no more writes."""
 
 
 def turn(core: Core, tier: DiskTier, now_ns: int) -> None:
@@ -43,7 +39,7 @@ def turn(core: Core, tier: DiskTier, now_ns: int) -> None:
 
 def choose(core: Core, tier: DiskTier, now_ns: int) -> None:
     """Queues the chain of the coldest dirty leaf, if the leaf is among the chunks to go next."""
-    if tier.writes or now_ns < tier.wait_until_ns:
+    if tier.writes.chain or now_ns < tier.writes.wait_until_ns:
         return
     for _ in range(REFUSALS_A_LOOK):
         found = tier.chunks.coldest_dirty()
@@ -51,21 +47,21 @@ def choose(core: Core, tier: DiskTier, now_ns: int) -> None:
             return
         space, leaf = found
         if not _is_due(core, leaf, now_ns):
-            tier.wait_until_ns = now_ns + LOOK_AGAIN_MS * MILLISECOND_NS
+            tier.writes.wait(now_ns + LOOK_AGAIN_MS * MILLISECOND_NS)
             return
-        untouched = core.bounds.disk_second_touch and leaf.key not in tier.touched
+        untouched = core.bounds.disk_second_touch and leaf.key not in tier.writes.touched
         if not tier.chunks.writable(space) or untouched:
-            leaf.queued |= REFUSED
-            tier.touched.add(leaf.key)
+            leaf.mark(REFUSED)
+            tier.writes.touched.add(leaf.key)
             continue
         chain: list[Node] = []
         node: Node | None = leaf
         while node is not None and node.depth:
-            node.used = max(node.used, leaf.used)  # same use as the leaf; else two chains drop each other
+            node.touch(leaf.used)  # same use as the leaf; else two chains drop each other
             if node.in_dram & ~node.on_disk:
                 chain.append(node)
             node = node.parent
-        tier.writes = dict.fromkeys(reversed(chain), (space, leaf.used))
+        tier.writes.choose(space, reversed(chain), leaf.used)
         return
 
 
@@ -73,7 +69,11 @@ def _is_due(core: Core, leaf: Node, now_ns: int) -> bool:
     """Whether the coldest dirty leaf is among the coldest share of DRAM, by the time since its last use. Free room
     counts as colder than any chunk. The clean bytes say nothing here, because chunks that were just read from disk are
     clean and the warmest of all."""
-    if core.bounds.disk_write_through or core.wishes.drain or (core.disk and now_ns < core.disk.hurry_until_ns):
+    if (
+        core.bounds.disk_write_through
+        or core.operators.drain
+        or (core.disk and now_ns < core.disk.writes.hurry_until_ns)
+    ):
         return True
     pool = core.chunks.pool
     ready_bytes = pool.slabs_ready * pool.slab_bytes
@@ -88,50 +88,39 @@ def _is_due(core: Core, leaf: Node, now_ns: int) -> bool:
 def _start(core: Core, tier: DiskTier, now_ns: int) -> bool:
     """Orders the queued writes that the devices take. True when the chain was put aside and another may be chosen."""
     most_bytes = core.bounds.arena_bytes // WRITING_SHARE
-    while tier.writes:
+    while tier.writes.chain:
         writing = [job.bytes for job in tier.chunks.jobs.values() if job.kind == "write"]
         if len(writing) >= core.bounds.disk_jobs_max or sum(writing) >= most_bytes:
             return False
-        node, (space, used) = next(iter(tier.writes.items()))
+        space, node = tier.writes.next()
         if node in tier.chunks.busy and _is_wanted(core, space, node):
             return False  # it is being read
         if _is_wanted(core, space, node) and _parent_claims(node):
             device = _device_for(tier, node)
-            blocked = _order(core, tier, space, node, device=device, used=used, now_ns=now_ns)
+            blocked = _order(core, tier, space, node, device=device, now_ns=now_ns)
             if device is not None:
-                tier.placements[device].heard(blocked, now_ns)
+                tier.devices[device].placement.heard(blocked, now_ns)
             if blocked == "queue":
                 return False
             if blocked == "segment":
                 assert device is not None
-                _park(tier, device)
+                tier.writes.park(device)
                 return True
-            tier.chunks.blocked = blocked
+            tier.chunks.block(blocked)
             if blocked == "device" and any(tier.chunks.extents.takes_writes):  # other devices may take theirs
-                node.queued |= NO_ROOM
+                node.mark(NO_ROOM)
             elif blocked:
-                if blocked == "room":  # the evicted chunks would be written, and evicted, for ever
-                    next(reversed(tier.writes)).queued |= NO_ROOM
-                tier.writes = {}
                 is_tenants_own = blocked == "room" and tier.chunks.accounts is not None
-                tier.wait_until_ns = now_ns + (LOOK_AGAIN_MS if is_tenants_own else PAUSE_MS) * MILLISECOND_NS
+                pause_ms = LOOK_AGAIN_MS if is_tenants_own else PAUSE_MS
+                tier.writes.give_up(now_ns + pause_ms * MILLISECOND_NS, no_room=blocked == "room")
                 return False
-        del tier.writes[node]
+        tier.writes.skip(node)
     return False
-
-
-def _park(tier: DiskTier, device: int) -> None:
-    """Puts the queued chain aside until the device has emptied a segment."""
-    leaf = next(reversed(tier.writes))
-    tier.parked.setdefault(device, {})[leaf] = tier.writes[leaf][0]
-    leaf.queued |= PARKED
-    tier.writes = {}
 
 
 def take_up(core: Core, tier: DiskTier, device: int) -> None:
     """Offers the chains that were put aside for this device again."""
-    for leaf, space in tier.parked.pop(device, {}).items():
-        leaf.queued &= ~PARKED
+    for leaf, space in tier.writes.unpark(device).items():
         if leaf.state == READY and core.chunks.spaces.get(space.digest) is space:
             tier.chunks.offer(space, leaf)
 
@@ -154,70 +143,58 @@ def _device_for(tier: DiskTier, node: Node) -> int | None:
     return tier.chunks.device_of(node) if node.on_disk else tier.chunks.extents.device_for(node.key)
 
 
-def _order(core: Core, tier: DiskTier, space: Space, node: Node, *, device: int | None, used: int, now_ns: int) -> str:
+def _order(core: Core, tier: DiskTier, space: Space, node: Node, *, device: int | None, now_ns: int) -> str:
     """Orders the write of one chunk. Returns why not (see order(), or "device"); empty when it was ordered."""
     if device is None or not tier.chunks.extents.takes_writes[device]:
         return "device"
-    generation = core.chunks.generation = core.chunks.generation + 1
-    if node.on_disk:
-        assert node.disk is not None
-        generation = node.disk.generation
-    groups = node.in_dram & ~node.on_disk
-    job = DiskJob(core.number("disk"), "write", space, node, device, groups, generation, now_ns)
-    return order(core, tier, job, used=used, now_ns=now_ns)
+    job = write_of(core, space, node, device=device, now_ns=now_ns)
+    return order(core, tier, job, used=tier.writes.used, now_ns=now_ns)
+
+
+def write_of(core: Core, space: Space, node: Node, *, device: int, now_ns: int, whole: bool = False) -> DiskJob:
+    """The write of what of a chunk is not on disk yet, of the generation of its other records. whole: of all that is on
+    disk, to another place."""
+    is_first = whole or node.disk is None or not node.on_disk
+    return DiskJob(
+        number=core.number("disk"),
+        kind="write",
+        space=space,
+        node=node,
+        device=device,
+        groups=node.on_disk if whole else node.in_dram & ~node.on_disk,
+        generation=core.chunks.next_generation() if is_first or node.disk is None else node.disk.generation,
+        began_ns=now_ns,
+        moves=whole and device_of(node) == device,
+    )
 
 
 def order(core: Core, tier: DiskTier, job: DiskJob, *, used: int, now_ns: int) -> str:
     """Orders a write. Chunks used before `used` may go to make room. Returns why not
     (placement.REFUSALS; "queue"; "segment": the device is emptying one); empty when it was ordered."""
-    assert tier.mover is not None
-    if job.generation > tier.generation_max:
+    placement = tier.devices[job.device].placement
+    if job.generation > tier.notes.generation_max:
         return "queue"
     count = job.space.group_bytes(job.groups)
-    refusal = tier.placements[job.device].refusal(count, now_ns)
+    refusal = placement.refusal(count, now_ns)
     if refusal:
         return refusal
     if not tier.chunks.begin_write(job, used):
         return "segment" if job.device in tier.chunks.room.emptying and not job.moves else "room"
     assert job.bytes == count
-    tier.placements[job.device].ordered(count, now_ns)
-    note(core, tier, job)
-    core.instruct(tier.mover, Demote(job.number, records_of(job)))
+    placement.ordered(count, now_ns)
+    tier.notes.describe(job.space.digest, job.generation - 1)
+    tier.tell(Demote(job.number, records_of(job)))
     core.timers.set(now_ns + core.bounds.disk_job_ms * MILLISECOND_NS, "disk", job.number)
     return ""
 
 
-def note(core: Core, tier: DiskTier, job: DiskJob) -> None:
-    """Has the devices note a namespace's document before its first record. If they had no note of it, an older one may
-    have been forgotten, so earlier records of the namespace are void."""
-    space = job.space
-    if space.digest not in tier.described:
-        assert tier.mover is not None
-        tier.described.add(space.digest)
-        tier.unnoted.add(space.digest)
-        void = tier.noted.setdefault(space.digest, job.generation - 1)
-        tier.notes_sent += 1
-        core.instruct(tier.mover, Note(space.digest, encode_document(document_of(space)), void))
-
-
 def ended(core: Core, tier: DiskTier, job: DiskJob, *, kept: bool, now_ns: int) -> None:
     """Ends a write. kept: every record is on the device."""
-    tier.placements[job.device].ended(job.bytes, now_ns)
+    placement = tier.devices[job.device].placement
+    placement.ended(job.bytes, now_ns)
     core.counters.job_seconds["demote"].observe((now_ns - job.began_ns) / 1e9)
     tier.chunks.end_write(job, kept=kept)
     if kept:
-        core.counters.disk_writes += 1
-        core.counters.disk_written_bytes += job.bytes
-        tier.placements[job.device].written_bytes += job.bytes
-
-
-def judge(core: Core, tier: DiskTier, device: int, moved: Moved) -> None:
-    """Counts failed jobs in a row. A device that reaches FAILURES_MAX takes no more writes until its mover starts
-    anew."""
-    if not any(fault.fault in ("io", "short") for fault in moved.faults):
-        tier.failures[device] = 0
-        return
-    tier.failures[device] += 1
-    if tier.failures[device] == FAILURES_MAX and tier.chunks.extents.takes_writes[device]:
-        tier.set_problem(device, f"{FAILURES_MAX} reads or writes in a row failed")
-        core.log("disk fails", *core.named(device), ("why", tier.problems[device]), level=logging.ERROR)
+        core.counters.add("disk_writes")
+        core.counters.add("disk_written_bytes", job.bytes)
+        placement.wrote(job.bytes)

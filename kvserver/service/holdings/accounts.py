@@ -72,6 +72,21 @@ class Account:
         """Bytes that others may take from this account."""
         return max(0, self.held_bytes - self.guaranteed_bytes)
 
+    def hold(self, count: int) -> None:
+        """Charges bytes of complete chunks. Negative bytes are refunded, also in reserve()."""
+        self.held_bytes += count
+
+    def reserve(self, count: int) -> None:
+        self.reserved_bytes += count
+
+    def evicted(self) -> None:
+        """One of its chunks left the tier to make room."""
+        self.evicted_chunks += 1
+
+    def refused(self) -> None:
+        """It did not get a slot or an extent."""
+        self.refused_slots += 1
+
     def lacks(self, more_bytes: int) -> int:
         """Bytes that the account must give up before it may take this many more."""
         return max(0, self.taken_bytes + more_bytes - self.max_bytes) if self.max_bytes else 0
@@ -80,15 +95,22 @@ class Account:
 class Accounts:
     """All accounts of one tier: one for each quota, and one for everybody else."""
 
-    def __init__(self, quotas: Iterable[Quota], tier: Literal["dram", "disk"] = "dram") -> None:
+    def __init__(
+        self, quotas: Iterable[Quota], tier: Literal["dram", "disk"] = "dram", beside: "Accounts | None" = None
+    ) -> None:
         self._tier = tier
-        self.beside: Accounts | None = None
+        self.beside = beside
         """Accounts of the other tier, if there is a disk."""
+        if beside is not None:
+            beside._stand_beside(self)
         if tier == "disk":
             quotas = [Quota(quota.tenant, quota.disk_guaranteed_bytes, quota.disk_max_bytes) for quota in quotas]
         self._by_name = {quota.tenant: Account(quota) for quota in quotas}
         self._others = self._by_name.setdefault(OTHERS, Account(Quota(OTHERS)))
         self._by_tag = {tag_of(name): account for name, account in self._by_name.items() if name != OTHERS}
+
+    def _stand_beside(self, other: "Accounts") -> None:
+        self.beside = other
 
     def all(self) -> Iterable[Account]:
         return self._by_name.values()
@@ -149,7 +171,7 @@ class Accounts:
         """A chunk of an earlier brain may come back. Quotas may have changed since, and a namespace has one account:
         that of its caches, or of the first chunk that is found."""
         if space.tenant is None:
-            space.tenant = tag
+            space.belongs_to(tag)
         return self.of(tag) is self.of_space(space)
 
 
@@ -167,6 +189,10 @@ class Claim:
         self.own = account.taken_bytes + more_bytes > account.guaranteed_bytes
         """The account's own chunks may go. False while it is below its guarantee, unless others have nothing to
         give."""
+
+    def turn_to_own(self) -> None:
+        """Others have nothing to give."""
+        self.own = True
 
     def allows(
         self, space: Space, node: Node, planned: dict[Account, int] | None = None, *, index: bool = False
@@ -234,6 +260,6 @@ class ChargedPool(SlotPool[Owner]):
             return
         account = self._accounts.of_owner(owner)
         if isinstance(owner, Node):
-            account.held_bytes += slot_bytes
+            account.hold(slot_bytes)
         else:
-            account.reserved_bytes += slot_bytes
+            account.reserve(slot_bytes)

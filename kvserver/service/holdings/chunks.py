@@ -12,7 +12,7 @@ published after the bytes are final and withdrawn before the slot is used again.
 shell carries them out before all other effects of the same event (see effects.py).
 """
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, Protocol
@@ -25,7 +25,7 @@ from kvserver.service.holdings.accounts import Accounts, ChargedPool
 from kvserver.service.holdings.eviction import Need, Room
 from kvserver.service.holdings.place_owners import SEALED, UNASSIGNED, Orphan, Pending, SlotOwner
 from kvserver.service.telling.counters import Counters
-from kvserver.service.telling.evicted_keys import DEPARTED_MAX, Cause
+from kvserver.service.telling.evicted_keys import EVICTED_KEYS_MAX, Cause
 from kvserver.tiers.marks import Marks
 from kvserver.tiers.records import NO_GROUP, NO_PARENT, Record, pack
 from kvserver.tiers.slots import SLOT_ALIGN, SlotPool
@@ -48,7 +48,7 @@ ENTRIES_A_CHUNK = 4
 
 
 @dataclass(slots=True)
-class Emptying:
+class Forgetting:
     """A cleared namespace whose chunks are still being forgotten."""
 
     reason: Cause
@@ -82,7 +82,7 @@ class Chunks:
         self.cut_from: dict[Space, tuple[Space, Node]] = {}
         """Cut-off space -> where it was cut from: the space, and the chunk above. That chunk is pinned as long, because
         a retrieve of cut-off chunks may read those above as well."""
-        self.emptying: dict[Space, Emptying] = {}
+        self.forgetting: dict[Space, Forgetting] = {}
         """Retired spaces that are still being forgotten, the oldest first."""
         self._ahead = forget_chunks
         """Chunks of cleared namespaces that this event may still forget ahead of their turn."""
@@ -115,19 +115,42 @@ class Chunks:
         """The chunks on disk; None without a disk."""
         self._counters = counters
 
+    def stand_above(self, disk: DiskSide) -> None:
+        """There is a disk."""
+        self.disk = disk
+
+    # ---------------------------------------------------------------- what the event did
+
+    def begin_changes(self) -> None:
+        """Somebody subscribed to changes."""
+        self.changes = {}
+
+    def take_gone(self) -> list[tuple[bytes, Node, Cause]]:
+        gone, self.gone = self.gone, []
+        return gone
+
+    def take_records(self) -> list[bytes]:
+        records, self.records = self.records, []
+        return records
+
+    def take_withdrawn(self) -> list[int]:
+        withdrawn, self.withdrawn = self.withdrawn, []
+        return withdrawn
+
     # ---------------------------------------------------------------- namespaces
 
     def add_space(self, space: Space) -> None:
         assert space.digest not in self.spaces
-        space.lookup_tokens = space.lookup_tokens or self._counters.lookup_tokens_of("")
+        if not space.lookup_tokens:
+            space.count_tokens_in(self._counters.lookup_tokens_of(""))
         self.spaces[space.digest] = space
         self.room.add_space(space)
         if self.disk is not None:
             self.disk.add_space(space)
 
     def clear(self, space: Space, reason: Cause) -> int:
-        """Forgets a namespace: nothing that it holds now is ever served again. Returns how many chunks go; each empty()
-        removes some. Running retrieves finish; their chunks stay in a retired space until then."""
+        """Forgets a namespace: nothing that it holds now is ever served again. Returns how many chunks go; each call of
+        forget_some() removes some. Running retrieves finish; their chunks stay in a retired space until then."""
         assert self.spaces.get(space.digest) is space
         chunks = len(space.nodes)
         del self.spaces[space.digest]
@@ -137,36 +160,36 @@ class Chunks:
                 self.discard(space, node, reason)
         self._counters.discarded[reason] += len(space.nodes)
         leftovers = self.room.drop_space(space) + (self.disk.drop_space(space) if self.disk is not None else [])
-        self.emptying[space] = Emptying(reason, leftovers)
+        self.forgetting[space] = Forgetting(reason, leftovers)
         space.doom()
         return chunks
 
-    def going(self, digests: Container[bytes]) -> list[Space]:
+    def still_forgetting(self, digests: Container[bytes]) -> list[Space]:
         """Cleared spaces of these namespaces that are still being forgotten."""
-        return [space for space in self.emptying if space.digest in digests]
+        return [space for space in self.forgetting if space.digest in digests]
 
-    def empty(self) -> None:
+    def forget_some(self) -> None:
         """Forgets some more chunks of cleared namespaces, within the bound for one call."""
         chunks = self._forget_chunks
         entries = ENTRIES_A_CHUNK * chunks
-        while self.emptying and chunks > 0 and entries > 0:
-            space, going = next(iter(self.emptying.items()))
+        while self.forgetting and chunks > 0 and entries > 0:
+            space, rest = next(iter(self.forgetting.items()))
             before = len(space.doomed)
-            self._empty(space, chunks)
+            self._forget_some_of(space, chunks)
             chunks -= before - len(space.doomed)
             if not space.doomed:
-                entries -= 1 + self._let_go(going, entries)
-            if not space.doomed and not going.leftovers:
-                del self.emptying[space]
+                entries -= 1 + self._let_go(rest, entries)
+            if not space.doomed and not rest.leftovers:
+                del self.forgetting[space]
                 self._forget_if_empty(space)
 
     def event_ended(self) -> None:
         self._ahead = self._forget_chunks
 
-    def _empty(self, space: Space, chunks: int) -> None:
+    def _forget_some_of(self, space: Space, chunks: int) -> None:
         """Forgets chunks, the newest first, so children go before their parents. A chunk that is still needed stays and
         goes with its last pin."""
-        reason = self.emptying[space].reason
+        reason = self.forgetting[space].reason
         for _ in range(min(chunks, len(space.doomed))):
             node = space.next_doomed()
             self.gone.append((space.digest, node, reason))
@@ -179,37 +202,37 @@ class Chunks:
                 self.withdrawn.append(self.marks.places[node])
 
     @staticmethod
-    def _let_go(going: Emptying, entries: int) -> int:
+    def _let_go(rest: Forgetting, entries: int) -> int:
         """Drops entries of eviction orders that a forgotten namespace left over. Returns how many."""
         left = entries
-        while left and going.leftovers:
-            count = min(left, len(going.leftovers[-1]))
-            going.leftovers[-1].let_go(count)
+        while left and rest.leftovers:
+            count = min(left, len(rest.leftovers[-1]))
+            rest.leftovers[-1].let_go(count)
             left -= count
-            if not len(going.leftovers[-1]):
-                going.leftovers.pop()
+            if not len(rest.leftovers[-1]):
+                rest.leftovers.pop()
         return entries - left
 
-    def _empty_for_slot(self, slot_bytes: int, tenant: int) -> None:
+    def _forget_for_slot(self, slot_bytes: int, tenant: int) -> None:
         """Forgets cleared chunks to free a slot: they go before all others, also to get a tenant below its maximum. An
         event forgets as many ahead of their turn as any other event may, plus one for each further slot that it
         wants."""
         self._ahead += 1
-        while self.emptying and not self.pool.has_room(slot_bytes) and self._empty_ahead(self.emptying):
+        while self.forgetting and not self.pool.has_room(slot_bytes) and self._forget_ahead(self.forgetting):
             pass
         if self.accounts is not None:
             account = self.accounts.of(tenant)
-            own = [space for space in self.emptying if space.doomed and self.accounts.of_space(space) is account]
-            while own and account.lacks(slot_bytes) and self._empty_ahead(own):
+            own = [space for space in self.forgetting if space.doomed and self.accounts.of_space(space) is account]
+            while own and account.lacks(slot_bytes) and self._forget_ahead(own):
                 pass
 
-    def _empty_ahead(self, spaces: Iterable[Space]) -> bool:
+    def _forget_ahead(self, spaces: Iterable[Space]) -> bool:
         """Forgets one cleared chunk before its turn. False when there is none, or this event has reached its bound."""
         space = next((space for space in spaces if space.doomed), None)
         if space is None or not self._ahead:
             return False
         self._ahead -= 1
-        self._empty(space, 1)
+        self._forget_some_of(space, 1)
         return True
 
     # ---------------------------------------------------------------- lookup and pins
@@ -217,9 +240,17 @@ class Chunks:
     def servable(self, space: Space, keys: bytes) -> int:
         return servable_chunks(space, keys)
 
+    def may_ever_fit(self, space: Space, needs: Mapping[Node, int]) -> bool:
+        """Each chunk to be read (node -> groups) is within its tenant's maximum in DRAM. A larger one would never get a
+        slot."""
+        accounts = self.accounts
+        return accounts is None or all(
+            accounts.may_ever_hold(space, space.group_bytes(bits)) for bits in needs.values()
+        )
+
     def pin(self, node: Node) -> None:
         """Pins a node, which also keeps all its ancestors."""
-        node.pins += 1
+        node.pin()
         self.pins += 1
         settle(node)
 
@@ -235,9 +266,8 @@ class Chunks:
     def move_pin(self, space: Space, node: Node, child: Node) -> None:
         """Moves a pin from a node to its child. The child's presence keeps the parent."""
         assert child.parent is node
-        assert node.pins > 0
-        node.pins -= 1
-        child.pins += 1
+        node.unpin()
+        child.pin()
         settle(child)
         if node.disk is not None:  # otherwise its child keeps it
             self.settled(space, node)
@@ -258,16 +288,20 @@ class Chunks:
             return node if node.parent is parent else None
         self._ahead += 1
         while self.chunks >= self.chunks_max:
-            if not self._empty_ahead(self.emptying) and not self._shrink_index(tenant):
+            if not self._forget_ahead(self.forgetting) and not self._shrink_index(tenant):
                 return None
         node = space.add(key, parent, now_ns, tenant)
-        self.chunks += 1
+        self.came()
         if self.arc is not None:
             self.arc.comes(space, node)
         if not space.needed:
             for ready in space.make_ready(node):
                 self.offer(space, ready)
         return node
+
+    def came(self) -> None:
+        """A chunk has entered the index."""
+        self.chunks += 1
 
     def reserve(self, space: Space, node: Node, groups: Iterable[int], deadline_ns: int) -> bool:
         """Takes slots for every shard of those groups that are neither present nor reserved; all of them or none.
@@ -284,8 +318,8 @@ class Chunks:
                 if part in pending.parts:
                     continue
                 slot_bytes = space.parts[part].slot_bytes
-                if self.emptying:
-                    self._empty_for_slot(slot_bytes, node.tenant)
+                if self.forgetting:
+                    self._forget_for_slot(slot_bytes, node.tenant)
                 offset = self.room.take(slot_bytes, pending)
                 if offset is None:
                     for mine in taken.values():
@@ -364,7 +398,7 @@ class Chunks:
         """Takes a node that must not be served any more, and all below it, out of the index. Chunks that are still
         pinned move to the returned space and go with their pins."""
         doomed = space.subtree(node)
-        self.gone.extend((space.digest, at, cause) for at in islice(doomed, DEPARTED_MAX))
+        self.gone.extend((space.digest, at, cause) for at in islice(doomed, EVICTED_KEYS_MAX))
         for at in reversed(doomed):
             self.drop_pending(at)
             if at.children is None and at.pins == 0:
@@ -372,13 +406,12 @@ class Chunks:
             self._counters.discarded["cleared" if cause == "cleared" else "failed"] += 1
         if node.state == GONE:
             return None
-        rest = space.successor()
-        rest.caches = 0
+        rest = space.successor(caches=0)
         parent = node.parent
         assert parent is not None
         for at in space.subtree(node):
             self.count(space, at, -1)
-            self.withdrawn.extend(offset for offset in at.slots if offset != ABSENT)  # as in _empty()
+            self.withdrawn.extend(offset for offset in at.slots if offset != ABSENT)  # as in _forget_some_of()
             if at in self.marks:
                 self.withdrawn.append(self.marks.give_back(at))
         space.cut(node, rest)
@@ -415,20 +448,29 @@ class Chunks:
                 space.remove(node)
                 return None
             taken.append(offset)
-        self.chunks += 1
+        self.came()
         space.tags.add(tenant)
-        node.slots, node.present = slots, present
-        space.put_in_dram(node, present)
+        space.put_in_dram(node, present, slots)
         self.count(space, node, 1)
         for ready in space.make_ready(node):
             self.offer(space, ready)
         return node
 
+    # ---------------------------------------------------------------- generations
+
+    def next_generation(self) -> int:
+        """A generation above all that were given before."""
+        self.generation += 1
+        return self.generation
+
+    def skip_generations(self, generation: int) -> None:
+        """This generation is in use already, or may be."""
+        self.generation = max(self.generation, generation)
+
     # ---------------------------------------------------------------- inside
 
     def _drop_pin(self, node: Node) -> None:
-        assert node.pins > 0
-        node.pins -= 1
+        node.unpin()
         self.pins -= 1
 
     def _complete(self, pending: Pending, group: int) -> None:
@@ -444,11 +486,9 @@ class Chunks:
             del pending.parts[part]
             self.pool.hand_over(slots[part], node)
         self.count(space, node, -1)
-        node.slots = tuple(slots)
-        node.present |= 1 << group
-        space.put_in_dram(node, node.in_dram | 1 << group)
+        space.put_in_dram(node, node.in_dram | 1 << group, slots)
         self.count(space, node, 1)
-        self._counters.chunks_stored += 1
+        self._counters.add("chunks_stored")
         if not pending.parts:
             del self.pendings[node]
             self._drop_pin(node)
@@ -504,7 +544,6 @@ class Chunks:
         if node.on_disk:
             assert self.disk is not None
             self.disk.free_extents(space, node)
-        node.present = 0
         if node in self.marks:
             self.withdrawn.append(self.marks.give_back(node))
         parent = space.remove(node)
@@ -520,10 +559,9 @@ class Chunks:
             self.remove(space, node)
             return
         assert node.pins == 0
-        self._counters.evicted_to_disk += 1
+        self._counters.add("evicted_to_disk")
         self.count(space, node, -1)
         self._free_slots(space, node)
-        node.present = node.on_disk
         self.count(space, node, 1)
         self.settled(space, node)
 
@@ -533,18 +571,15 @@ class Chunks:
             self.changes[node] = space, node.in_dram, node.on_disk
         if self.arc is not None:
             self.arc.count(space, node, sign)
-        if node.disk is not None:
-            space.away += sign * node.away
-            if clean := node.present & node.in_dram & node.on_disk:
-                self.clean_bytes += sign * space.group_bytes(clean)
+        if node.disk is not None and (clean := node.present & node.in_dram & node.on_disk):
+            self.clean_bytes += sign * space.group_bytes(clean)
 
     def _free_slots(self, space: Space, node: Node) -> None:
         for offset in node.slots:
             if offset != ABSENT:
                 self.withdrawn.append(offset)
                 self.pool.free(offset)
-        node.slots = ()
-        space.put_in_dram(node, 0)
+        space.put_in_dram(node, 0, ())
 
     def settled(self, space: Space, node: Node) -> None:
         """Offers for eviction a node whose pins, slots, extents or children changed, and the node above that may now go
@@ -570,7 +605,7 @@ class Chunks:
             at = parent
 
     def _forget_if_empty(self, space: Space) -> None:
-        if not space.nodes and space in self.retired and space not in self.emptying:
+        if not space.nodes and space in self.retired and space not in self.forgetting:
             self.retired.remove(space)
             if space in self.cut_from:
                 self.unpin(*self.cut_from.pop(space))

@@ -93,6 +93,10 @@ class DiskChunks:
             return True
         return self.accounts.may_ever_hold(space, sum(part.slot_bytes for part in space.parts))
 
+    def block(self, reason: str) -> None:
+        """The reason why the last write that was tried is not ordered; empty: it is."""
+        self.blocked = reason
+
     def why_not(self, space: Space, node: Node) -> str:
         """The reason why a chunk that leaves DRAM is not on disk."""
         if not self.writable(space):
@@ -108,7 +112,6 @@ class DiskChunks:
         `used` may go to make room."""
         space, node = job.space, job.node
         assert node not in self.busy
-        self._take_parts(job)
         self._chunks.pin(node)
         space.set_written(node, written=True)
         taken: dict[int, int] = {}
@@ -125,8 +128,7 @@ class DiskChunks:
                 self._chunks.unpin(space, node)
                 return False
             taken[part] = extent
-        job.extents = [taken[part] for part in job.parts]
-        job.slots = [node.slots[part] for part in job.parts]
+        job.takes([node.slots[part] for part in job.parts], [taken[part] for part in job.parts])
         self._began(job)
         return True
 
@@ -159,17 +161,17 @@ class DiskChunks:
         space, node = job.space, job.node
         assert node not in self.busy
         assert node.disk is not None
-        self._take_parts(job)
         self._chunks.pin(node)
+        slots: list[int] = []
         for part in job.parts:
             slot = self._chunks.room.take(space.parts[part].slot_bytes, job, spares_dirty=spares_dirty)
             if slot is None:
-                for mine in job.slots:
+                for mine in slots:
                     self._chunks.pool.free(mine)
                 self._chunks.unpin(space, node)
                 return False
-            job.slots.append(slot)
-            job.extents.append(node.disk.extents[part])
+            slots.append(slot)
+        job.takes(slots, [node.disk.extents[part] for part in job.parts])
         self._began(job)
         return True
 
@@ -180,6 +182,7 @@ class DiskChunks:
         self._ended(job)
         lives = node.state == READY and self._lives(space)
         slots = list(node.slots) if node.slots else [ABSENT] * len(space.parts)
+        in_dram = node.in_dram
         bad = {space.parts[part].group for part in wrong}
         self._chunks.count(space, node, -1)
         for part, slot in zip(job.parts, job.slots, strict=True):
@@ -187,11 +190,11 @@ class DiskChunks:
                 slots[part] = slot
                 self._chunks.pool.hand_over(slot, node)
                 self._chunks.record(space, node, part, slot)
-                space.put_in_dram(node, node.in_dram | 1 << space.parts[part].group)
+                in_dram |= 1 << space.parts[part].group
             else:
                 self._chunks.pool.free(slot)
-        if node.in_dram:
-            node.slots = tuple(slots)
+        if in_dram != node.in_dram:
+            space.put_in_dram(node, in_dram, slots)
         self._chunks.count(space, node, 1)
         self._chunks.unpin(space, node)
 
@@ -219,7 +222,6 @@ class DiskChunks:
                 extents[part] = ABSENT
         self._chunks.count(space, node, -1)
         self._put(space, node, node.on_disk & ~groups, tuple(extents), node.disk.generation)
-        node.present = node.in_dram | node.on_disk
         self._chunks.count(space, node, 1)
         assert node.parent is not None
         self.room.offer(space, node.parent)
@@ -234,7 +236,6 @@ class DiskChunks:
             return False
         self._chunks.count(space, node, -1)
         self._put(space, node, groups, extents, generation)
-        node.present |= groups
         self._chunks.count(space, node, 1)
         self._chunks.settled(space, node)
         return True
@@ -248,7 +249,7 @@ class DiskChunks:
         space.add_cold(node, groups, extents, generation)
         if self._chunks.changes is not None:
             self._chunks.changes[node] = space, 0, 0
-        self._chunks.chunks += 1
+        self._chunks.came()
         self.held += 1
         return True
 
@@ -270,7 +271,7 @@ class DiskChunks:
             if at.on_disk:
                 went.append(at in lost)
             if at in lost:
-                self._counters.disk_evictions += at.on_disk != 0
+                self._counters.add("disk_evictions", at.on_disk != 0)
                 self._chunks.gone.append((space.digest, at, "disk"))
                 self._chunks.remove(space, at)
                 self.room.offer(space, parent)
@@ -306,12 +307,6 @@ class DiskChunks:
         has to empty again."""
         return self.room.empties_for(device, extent_bytes), -extent_bytes
 
-    def _take_parts(self, job: DiskJob) -> None:
-        space = job.space
-        groups = range(len(space.geometry.groups))
-        job.parts = [part for group in groups if job.groups >> group & 1 for part in space.group_parts(group)]
-        job.bytes = sum(space.parts[part].slot_bytes for part in job.parts)
-
     def _began(self, job: DiskJob) -> None:
         self.jobs[job.number] = job
         self.busy[job.node] = job
@@ -338,10 +333,9 @@ class DiskChunks:
         """Frees a node's extents to make room. The node leaves the index if it is not servable from DRAM."""
         parent = node.parent
         assert parent is not None
-        self._counters.disk_evictions += 1
+        self._counters.add("disk_evictions")
         self._chunks.count(space, node, -1)
         self.free_extents(space, node)
-        node.present = node.in_dram
         self._chunks.count(space, node, 1)
         if node.present & space.needed == space.needed:
             self._chunks.settled(space, node)
@@ -357,9 +351,7 @@ def disk_chunks(
     """The disk chunks of a new brain, which knows of nothing on disk yet. With quotas, extents are charged to separate
     accounts."""
     accounts = chunks.accounts
-    disk_accounts = Accounts(quotas, "disk") if accounts is not None else None
-    if accounts is not None and disk_accounts is not None:
-        accounts.beside, disk_accounts.beside = disk_accounts, accounts
+    disk_accounts = Accounts(quotas, "disk", beside=accounts) if accounts is not None else None
     extents: Extents[ExtentOwner] = Extents(
         devices=devices,
         device_bytes=device_bytes,

@@ -12,7 +12,7 @@ counts all devices together. So a tenant at its maximum makes room wherever its 
 guarantee takes from tenants above theirs, on the device that its chunk is for.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
@@ -86,6 +86,35 @@ class Emptying:
     since_ns: int = 0
     """Time of the last progress; 0: nobody has looked yet."""
 
+    def serve(self, used: int) -> None:
+        """Another chunk waits for the segment; chunks used before this may go for it too."""
+        self.used = max(self.used, used)
+
+    def has_left(self, records: int, now_ns: int) -> bool:
+        """Whether the number of records in the segment shows progress."""
+        if records == self.records and self.since_ns:
+            return False
+        self.records, self.since_ns = records, now_ns
+        return True
+
+    def look_at(self, owners: Iterable[ExtentOwner]) -> None:
+        """Begins another round when all chunks of the last one were looked at."""
+        if not self.queue:
+            self.queue = [owner for owner in dict.fromkeys(owners) if isinstance(owner, Node)]
+
+    def dropped(self, count: int) -> None:
+        """Chunks of so many bytes went because one of them could not be moved; 0: they may not go either."""
+        self.dropped_bytes += count
+        if not count:
+            self.give_up()
+
+    def wait(self, now_ns: int) -> None:
+        """Only the device's limits delay it; that is no lack of progress."""
+        self.since_ns = now_ns
+
+    def give_up(self) -> None:
+        self.in_vain = True
+
 
 class DiskRoom:
     """The extents, and the eviction order for each namespace and device."""
@@ -132,7 +161,7 @@ class DiskRoom:
             return True
         if claim is None or claim.own:
             return False
-        claim.own = True
+        claim.turn_to_own()
         return self._next(wanted) is not None
 
     def wanted(self, device: int, extent_bytes: int, used: int, tenant: int) -> Wanted:
@@ -149,7 +178,7 @@ class DiskRoom:
         if extent is None and wanted.device not in self.emptying:
             self._avoided.pop(wanted.device, None)  # every segment has had its turn
             if wanted.claim is not None:
-                wanted.claim.account.refused_slots += 1
+                wanted.claim.account.refused()
         return extent
 
     def prepare(self, wanted: Wanted) -> None:
@@ -279,7 +308,7 @@ class DiskRoom:
         lacks."""
         claim = self._claim(tenant, 0)
         if claim is not None:
-            claim.own = True
+            claim.turn_to_own()
         return claim
 
     def _take_within_quota(self, wanted: Wanted, owner: ExtentOwner) -> int | None:
@@ -290,7 +319,7 @@ class DiskRoom:
             return None
         extent = self._take(wanted, owner)
         if extent is None and not claim.own:
-            claim.own = True
+            claim.turn_to_own()
             extent = self._take(wanted, owner)
         return extent
 
@@ -303,7 +332,7 @@ class DiskRoom:
                 if extent is not None:
                     return extent
             if going is not None and going.for_bytes == wanted.extent_bytes:
-                going.used = max(going.used, wanted.used)
+                going.serve(wanted.used)
                 return None
             movable = pool.movable(wanted.extent_bytes, SEGMENTS_LOOKED_AT)
             if movable and going is None:
@@ -350,7 +379,7 @@ class DiskRoom:
 
     def _drop(self, space: Space, node: Node) -> None:
         if self._accounts is not None:
-            self._accounts.of_space(space).evicted_chunks += 1
+            self._accounts.of_space(space).evicted()
         self._let_go(space, node)
 
     def _coldest(self, wanted: Wanted) -> tuple[Space, Node] | None:

@@ -131,9 +131,10 @@ class Room:
         if self._fit_quota(claim, slot_bytes):
             offset = self._take(slot_bytes, owner)
             if offset is None and not claim.own:
-                claim.own = True
+                claim.turn_to_own()
                 offset = self._take(slot_bytes, owner)
-        claim.account.refused_slots += offset is None
+        if offset is None:
+            claim.account.refused()
         return offset
 
     def _take(self, slot_bytes: int, owner: SlotOwner) -> int | None:
@@ -167,7 +168,7 @@ class Room:
         victims = [victim for victim in self._leaves() if victim.node.children is None]
         if self._accounts is not None:
             claim = self._claim = Claim(self._accounts, self._accounts.of(tenant), 0, self._retired)
-            claim.own = True
+            claim.turn_to_own()
             victims = [victim for victim in victims if claim.allows(*victim, index=True)]
         if not victims:
             return False
@@ -362,13 +363,13 @@ class Room:
         assert evictable(node)
         before = self._pool.bytes_used
         if self._accounts is not None:
-            self._accounts.of_space(space).evicted_chunks += 1
+            self._accounts.of_space(space).evicted()
         self._let_go(space, node, self._need)
         freed_bytes = before - self._pool.bytes_used
         if self._arc is not None:
             self._arc.evicted(space, node, freed_bytes)
         self._counters.evicted_for[self._need] += 1
-        self._counters.evicted_bytes += freed_bytes
+        self._counters.add("evicted_bytes", freed_bytes)
 
 
 def _is_dirty(node: Node) -> bool:

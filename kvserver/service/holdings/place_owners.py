@@ -35,7 +35,7 @@ class Orphan:
         self.tenant = tenant
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class DiskJob:
     """A write or read of parts of one chunk, in flight at the disk mover. It pins its node."""
 
@@ -48,16 +48,29 @@ class DiskJob:
     """Bit g: all shards of group g."""
     generation: int
     began_ns: int
-    parts: list[int] = field(default_factory=list)
-    slots: list[int] = field(default_factory=list)
-    """The slot of each part; a read owns its slots."""
-    extents: list[int] = field(default_factory=list)
-    """The extent of each part; a write owns its extents."""
-    bytes: int = 0
-    """Bytes of all extents."""
     moves: bool = False
     """A write to another place of the same device. It takes only free extents, and its tenant is not charged for them
     until the old ones are free: a tenant at its maximum would lose a chunk for each that moves."""
+    parts: list[int] = field(init=False)
+    slots: list[int] = field(init=False, default_factory=list)
+    """The slot of each part; a read owns its slots."""
+    extents: list[int] = field(init=False, default_factory=list)
+    """The extent of each part; a write owns its extents."""
+    bytes: int = field(init=False)
+    """Bytes of all extents."""
+
+    def __post_init__(self) -> None:
+        groups = range(len(self.space.geometry.groups))
+        self.parts = [part for group in groups if self.groups >> group & 1 for part in self.space.group_parts(group)]
+        self.bytes = sum(self.space.parts[part].slot_bytes for part in self.parts)
+
+    def takes(self, slots: list[int], extents: list[int]) -> None:
+        """The places of the parts, in their order."""
+        self.slots, self.extents = slots, extents
+
+    def move_to(self, space: Space) -> None:
+        """The node was cut off, and hangs in this space now."""
+        self.space = space
 
 
 SlotOwner = Node | Pending | Orphan | DiskJob

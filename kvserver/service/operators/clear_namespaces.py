@@ -8,12 +8,11 @@ answered together.
 from collections.abc import Iterable
 
 from kvserver.errors import ResourceError
-from kvserver.service.base.effects import GoOn
 from kvserver.service.requests import holds, kv_events, namespaces
 from kvserver.service.requests.lookup import check_namespace
 from kvserver.service.requests.lookup import end as end_lease
-from kvserver.service.state import clear_notes
-from kvserver.service.state.core import Clearing, Core, check_name
+from kvserver.service.state.clears import Clear
+from kvserver.service.state.core import MILLISECOND_NS, Core, check_name
 from kvserver.wire.admin import TenantCleared
 from kvserver.wire.messages import Cleared
 from kvserver.wire.tenants import tag_of
@@ -22,10 +21,10 @@ from kvserver.wire.tenants import tag_of
 def clear(core: Core, peer: int, request_id: int, namespace: bytes, now_ns: int) -> None:
     """Clears a namespace: every chunk goes, leases and holds on it end, registrations stay."""
     check_namespace(namespace)
-    clear_notes.check_clears(core, 1)
+    if core.disk is not None:
+        core.disk.notes.check_room(1)
     done = Cleared(request_id, _forget(core, [namespace]))
-    clearing = Clearing(peer, done, core.number("disk"), spaces=core.chunks.going([namespace]))
-    clear_notes.answer_when_void(core, clearing, [namespace], now_ns)
+    answer_when_void(core, peer, done, notes=[namespace], of=[namespace], now_ns=now_ns)
 
 
 def clear_tenant(core: Core, peer: int, request_id: int, tenant: str, now_ns: int) -> None:
@@ -36,33 +35,37 @@ def clear_tenant(core: Core, peer: int, request_id: int, tenant: str, now_ns: in
     if tier is not None and not tier.recovered:
         raise ResourceError("disk-recovering", "what is on disk is not known yet; ask again when it is")
     tags = {digest: space.tags for digest, space in core.chunks.spaces.items()}
-    left_out = tier.left_out if tier is not None else {}
+    left_out = tier.notes.left_out if tier is not None else {}
     digests = [*dict.fromkeys(digest for table in (tags, left_out) for digest in table if table[digest].may_be(tag))]
-    clear_notes.check_clears(core, len(digests))
+    if tier is not None:
+        tier.notes.check_room(len(digests))
     done = TenantCleared(request_id, _forget(core, digests), len(digests))
-    clearing = Clearing(peer, done, core.number("disk"), spaces=core.chunks.going(digests))
+    why = ""
     if tier is not None and not tier.all_known:
-        clearing.why = "what lies on a device that could not be opened is not known; clear again when it is back"
-    clear_notes.answer_when_void(core, clearing, digests, now_ns)
+        why = "what lies on a device that could not be opened is not known; clear again when it is back"
+    answer_when_void(core, peer, done, notes=digests, of=digests, now_ns=now_ns, why=why)
 
 
-def go_on(core: Core) -> None:
-    """Forgets some more chunks of cleared namespaces."""
-    core.going = False
-    core.chunks.empty()
-
-
-def turn(core: Core) -> None:
-    """Answers the clears whose chunks are all gone, and asks for GoOn while others are left. Called at the end of each
-    event."""
-    if core.clears_going:
-        going, core.clears_going = core.clears_going, []
-        for clearing in going:
-            clear_notes.end(core, clearing)
-    core.chunks.event_ended()
-    if core.chunks.emptying and not core.going:
-        core.going = True
-        core.effects.append(GoOn())
+def answer_when_void(
+    core: Core,
+    peer: int,
+    done: Cleared | TenantCleared,
+    *,
+    notes: list[bytes],
+    of: list[bytes],
+    now_ns: int,
+    why: str = "",
+) -> None:
+    """Makes the records under these notes void. Answers when the devices have noted it and the chunks of the namespaces
+    `of` have left the index; at once when the devices know none of the notes. why: why the clear cannot be durable."""
+    clear = Clear(number=core.number("disk"), peer=peer, done=done, spaces=core.chunks.still_forgetting(of), why=why)
+    tier = core.disk
+    known = [note for note in notes if tier is not None and tier.may_have(note)]
+    if tier is None or not known:
+        core.clears.end(clear)
+        return
+    core.timers.set(now_ns + core.bounds.job_ttl_ms * MILLISECOND_NS, "clear", clear.number)
+    tier.notes.answer_when_void(clear, known, listed=tier.recovery.listed)
 
 
 def _forget(core: Core, digests: Iterable[bytes]) -> int:
@@ -71,15 +74,15 @@ def _forget(core: Core, digests: Iterable[bytes]) -> int:
     spaces = {space: 0 for space in found if space is not None}
     for lease in [lease for lease in core.leases.values() if lease.space in spaces]:
         end_lease(core, lease)
-    for hold in [hold for hold in core.wishes.holds.values() if hold.space in spaces]:
+    for hold in [hold for hold in core.operators.holds.values() if hold.space in spaces]:
         holds.end(core, hold, "its namespace was cleared")
     for space in spaces:
         chunks = spaces[space] = core.chunks.clear(space, "cleared")
         if space.caches:
-            core.chunks.add_space(space.successor())
+            core.chunks.add_space(space.successor(caches=space.caches))
         else:
             namespaces.left(core, space)
         kv_events.cleared(core, space)
         core.log("namespace cleared", ("namespace", space.digest[:6].hex()), ("chunks", chunks))
-    core.chunks.empty()
+    core.chunks.forget_some()
     return sum(spaces.values())

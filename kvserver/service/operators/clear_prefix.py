@@ -9,9 +9,10 @@ are void. Recovery also applies it to chunks that were stored again since and st
 from kvserver.errors import DeviceError, ResourceError
 from kvserver.index.space import Node, Space
 from kvserver.service.disk import reads
+from kvserver.service.operators import clear_namespaces
 from kvserver.service.requests import holds
-from kvserver.service.state import clear_notes
-from kvserver.service.state.core import Clearing, Core, DiskTier
+from kvserver.service.state.clear_notes import ClearNotes
+from kvserver.service.state.core import Core
 from kvserver.tiers.prefix_notes import ClearedPrefix, prefix_note
 from kvserver.wire.messages import Cleared
 
@@ -29,33 +30,37 @@ def clear(core: Core, peer: int, request_id: int, prefix: ClearedPrefix, now_ns:
     if tier is not None and not tier.recovered:
         raise ResourceError("disk-recovering", "what is on disk is not known yet; ask again when it is")
     digest = prefix_note(prefix)
-    noted = tier is not None and (prefix.namespace in tier.noted or not tier.all_known)
-    if noted and tier is not None and digest not in tier.cleared and len(tier.cleared) >= PREFIXES_MAX:
-        raise ResourceError("clears", f"{PREFIXES_MAX} prefixes were cleared; clear their namespaces instead")
-    clear_notes.check_clears(core, 1)
+    noted = tier is not None and (prefix.namespace in tier.notes.noted or not tier.all_known)
+    if tier is not None:
+        cleared = tier.notes.cleared
+        if noted and digest not in cleared and len(cleared) >= PREFIXES_MAX:
+            raise ResourceError("clears", f"{PREFIXES_MAX} prefixes were cleared; clear their namespaces instead")
+        tier.notes.check_room(1)
     space = core.chunks.spaces.get(prefix.namespace)
     node = space.nodes.get(prefix.key) if space is not None else None
     chunks = _forget(core, space, node, now_ns) if space is not None and node is not None else 0
     if noted and tier is not None:
-        tier.cleared[digest] = prefix
-        tier.noted.setdefault(digest, 0)
-    going = core.chunks.going([prefix.namespace])
-    clearing = Clearing(peer, Cleared(request_id, chunks), core.number("disk"), spaces=going)
-    clear_notes.answer_when_void(core, clearing, [digest] if noted else [], now_ns)
+        tier.notes.clear_prefix(digest, prefix)
+    done = Cleared(request_id, chunks)
+    clear_namespaces.answer_when_void(
+        core, peer, done, notes=[digest] if noted else [], of=[prefix.namespace], now_ns=now_ns
+    )
 
 
 def tick(core: Core) -> None:
     """Removes notes of prefixes whose whole namespace was cleared or forgotten since: the namespace's note makes the
     same records void. Without such a note, the forgetting itself does (disk.md)."""
     tier = core.disk
-    if tier is None or not tier.readable or not tier.recovered or len(tier.cleared) <= core.bounds.prefix_notes_kept:
+    if tier is None or not tier.readable or not tier.recovered:
         return
-    clear_notes.forget(core, tier, [note for note, prefix in tier.cleared.items() if _is_overtaken(tier, note, prefix)])
+    notes = tier.notes
+    if len(notes.cleared) > core.bounds.prefix_notes_kept:
+        notes.forget([note for note, prefix in notes.cleared.items() if _is_overtaken(notes, note, prefix)])
 
 
-def _is_overtaken(tier: DiskTier, note: bytes, prefix: ClearedPrefix) -> bool:
-    void = tier.noted[note]
-    return prefix.namespace not in tier.unnoted and tier.noted.get(prefix.namespace, void) >= void
+def _is_overtaken(notes: ClearNotes, note: bytes, prefix: ClearedPrefix) -> bool:
+    void = notes.noted[note]
+    return prefix.namespace not in notes.unnoted and notes.noted.get(prefix.namespace, void) >= void
 
 
 def _forget(core: Core, space: Space, node: Node, now_ns: int) -> int:
@@ -64,7 +69,7 @@ def _forget(core: Core, space: Space, node: Node, now_ns: int) -> int:
     gone = set(doomed)
     cleared = DeviceError("cleared", "its prefix was cleared")
     if core.disk is not None:
-        reads.fail_all(core, core.disk, doomed, cleared, now_ns)
+        core.disk.waits.fail_all(doomed, cleared, now_ns)
     reads.end_below(core, space, gone, cleared, now_ns)
     rest = core.chunks.cut(space, node, "cleared")
     if rest is not None:

@@ -12,7 +12,7 @@ from kvserver.service.base.events import Commanded
 from kvserver.service.operators import clear_namespaces, clear_prefix, server_drain
 from kvserver.service.requests import admission, holds
 from kvserver.service.state.core import Core
-from kvserver.service.telling.log_sampling import REQUEST_LINES, RequestLines
+from kvserver.service.telling.log_sampling import REQUEST_LINES
 from kvserver.tiers.prefix_notes import ClearedPrefix
 from kvserver.wire.admin import (
     QUIET_MS_MAX,
@@ -96,7 +96,7 @@ def _reload(core: Core, values: dict[str, int | str]) -> list[str]:
     if "disk_write_policy" in wanted:
         wanted["disk_write_through"] = wanted.pop("disk_write_policy") == "through"
     changed = {name: value for name, value in wanted.items() if getattr(core.bounds, name) != value}
-    core.bounds = dataclasses.replace(core.bounds, **changed)  # type: ignore[arg-type]
+    core.reload(dataclasses.replace(core.bounds, **changed))  # type: ignore[arg-type]
     names = ["disk_write_policy" if name == "disk_write_through" else name for name in changed]
     if "log_level" in changed:
         _set_log_level(core, core.bounds.log_level)
@@ -104,13 +104,12 @@ def _reload(core: Core, values: dict[str, int | str]) -> list[str]:
 
 
 def _set_log_level(core: Core, level: LogLevel) -> None:
-    core.bounds = dataclasses.replace(core.bounds, log_level=level, request_lines=REQUEST_LINES[level])
-    core.lines = RequestLines(core.bounds.request_lines)
-    core.effects.append(ChangeLogLevel(level))
+    core.reload(dataclasses.replace(core.bounds, log_level=level, request_lines=REQUEST_LINES[level]))
+    core.emit(ChangeLogLevel(level))
 
 
 def _audit(core: Core, event: Commanded, outcome: str) -> None:
-    core.effects.append(Audit((("who", event.who), *_said(event.command), ("outcome", outcome))))
+    core.emit(Audit((("who", event.who), *_said(event.command), ("outcome", outcome))))
 
 
 def _said(command: AnyCommand) -> list[tuple[str, object]]:

@@ -21,23 +21,23 @@ LOOKS_MAX = 200_000
 def begin(core: Core) -> None:
     """Begins to drain; a second call changes nothing. Holds end, because they pin chunks, and pinned chunks are not
     written."""
-    if not core.wishes.drain:
-        core.wishes.drain, core.wishes.drain_waits = "draining", "stores"
-        for hold in list(core.wishes.holds.values()):
+    if not core.operators.drain:
+        core.operators.begin_drain()
+        for hold in list(core.operators.holds.values()):
             holds.end(core, hold, "the server is being drained")
 
 
 def resume(core: Core) -> None:
-    core.wishes.drain, core.wishes.drain_waits, core.wishes.drain_left = "", "", {}
+    core.operators.resume()
 
 
 def turn(core: Core) -> None:
     """Notices when the server is drained. Called at each tick."""
-    if core.wishes.drain == "draining":
-        core.wishes.drain_waits = _waits_for(core)
-        if not core.wishes.drain_waits:
-            core.wishes.drain, core.wishes.drain_left = "drained", _left(core)
-            why = " ".join(f"{reason}={count}" for reason, count in core.wishes.drain_left.items()) or "nothing"
+    if core.operators.drain == "draining":
+        core.operators.drain_waits_for(_waits_for(core))
+        if not core.operators.drain_waits:
+            core.operators.end_drain(_left(core))
+            why = " ".join(f"{reason}={count}" for reason, count in core.operators.drain_left.items()) or "nothing"
             core.log(
                 "server drained", ("chunks", core.chunks.chunks), ("dirty_bytes", dirty_bytes(core)), ("left", why)
             )
@@ -80,6 +80,6 @@ def _waits_for(core: Core) -> str:
         return ""
     if not tier.recovered or not tier.readable:
         return "disk-away"
-    if tier.writes or tier.parked or tier.in_flight["write"] or tier.chunks.coldest_dirty() is not None:
+    if tier.writes.chain or tier.writes.parked or tier.in_flight["write"] or tier.chunks.coldest_dirty() is not None:
         return tier.chunks.blocked or "writes"
     return "leases" if core.chunks.pins and dirty_bytes(core) else ""

@@ -6,7 +6,9 @@ from kvserver.index.arc import Arc
 from kvserver.service.holdings.accounts import Account, Accounts
 from kvserver.service.operators.server_drain import dirty_bytes
 from kvserver.service.report import problems
-from kvserver.service.state.core import Core, DiskTier
+from kvserver.service.state.core import Core
+from kvserver.service.state.devices import Device
+from kvserver.service.state.disk_tier import DiskTier
 from kvserver.transfer.layout import Layout
 from kvserver.wire.status import (
     SHOWN_MAX,
@@ -25,20 +27,20 @@ from kvserver.wire.status import (
 
 
 def status(core: Core, now_ns: int) -> Status:
-    core.asked.settle()
+    core.lookup_counts.settle()
     running = [job.kind for job in core.jobs.values()]
     arena, movers = _arena(core), _movers(core)
-    disks = _disks(core, core.disk, now_ns) if core.disk is not None else []
+    disks = _disks(core.disk, now_ns) if core.disk is not None else []
     disk_state = _disk_state(core.disk) if core.disk is not None else ""
     tenants = _tenants(core.chunks.accounts) if core.chunks.accounts is not None else []
-    drain, drain_waits = core.wishes.drain, core.wishes.drain_waits
+    drain, drain_waits = core.operators.drain, core.operators.drain_waits
     return Status(
         server=core.server,
         incarnation=core.incarnation,
         uptime_s=(now_ns - core.started_ns) / 1e9,
         arena=arena,
         disks=disks,
-        keys_touched=len(core.disk.touched) if core.disk is not None else 0,
+        keys_touched=len(core.disk.writes.touched) if core.disk is not None else 0,
         chunks_on_disk=core.disk.chunks.held if core.disk is not None else 0,
         clean_bytes=core.chunks.clean_bytes,
         disk_state=disk_state,
@@ -61,16 +63,16 @@ def status(core: Core, now_ns: int) -> Status:
         drain=drain,
         drain_waits=drain_waits,
         dirty_bytes=dirty_bytes(core),
-        drain_left=dict(core.wishes.drain_left),
+        drain_left=dict(core.operators.drain_left),
         holds=_holds(core, now_ns),
-        held_bytes=core.wishes.held_bytes,
+        held_bytes=core.operators.held_bytes,
         infinite_cache_hit_ratio=core.reuse.hit_ratios(),
         warnings=problems.warnings(
             arena,
             movers=movers,
             disks=disks,
             disk_state=disk_state,
-            clears_owed=len(core.disk.owed) if core.disk is not None else 0,
+            clears_owed=len(core.disk.notes.owed) if core.disk is not None else 0,
             drain=drain,
             drain_waits=drain_waits,
         ),
@@ -105,21 +107,20 @@ def _arc(arc: Arc) -> ArcStatus:
     )
 
 
-def _disks(core: Core, tier: DiskTier, now_ns: int) -> list[DiskStatus]:
-    return [_disk(core, tier, device, now_ns) for device in range(core.bounds.disk_devices)]
+def _disks(tier: DiskTier, now_ns: int) -> list[DiskStatus]:
+    return [_disk(tier, device, now_ns) for device in tier.devices]
 
 
-def _disk(core: Core, tier: DiskTier, device: int, now_ns: int) -> DiskStatus:
-    pool, placement, drain = tier.chunks.extents.pools[device], tier.placements[device], tier.drains.get(device)
-    directories = core.bounds.disk_directories
+def _disk(tier: DiskTier, device: Device, now_ns: int) -> DiskStatus:
+    pool, placement, drain = tier.chunks.extents.pools[device.number], device.placement, device.drain
     stalled_ns, stalled_why = tier.stalled(device, now_ns)
     return DiskStatus(
-        device=device,
-        directory=directories[device] if directories else "",
+        device=device.number,
+        directory=device.directory,
         total_bytes=pool.slabs_total * pool.slab_bytes,
         used_bytes=pool.bytes_used,
-        takes_writes=tier.chunks.extents.takes_writes[device],
-        problem=tier.problems[device],
+        takes_writes=device.takes_writes,
+        problem=device.problem,
         drain=drain.state if drain is not None else "",
         drain_waits=drain.waits if drain is not None else "",
         stalled_s=stalled_ns / 1e9,
@@ -194,7 +195,6 @@ def _movers(core: Core) -> list[MoverStatus]:
 
 
 def _holds(core: Core, now_ns: int) -> list[HoldStatus]:
-    fetches = core.disk.hold_fetches if core.disk is not None else {}
     return [
         HoldStatus(
             hold=hold.number,
@@ -202,10 +202,10 @@ def _holds(core: Core, now_ns: int) -> list[HoldStatus]:
             namespace=hold.space.digest.hex(),
             key=hold.tail.key.hex(),
             chunks=len(hold.chain),
-            chunks_away=len(fetches[hold.number].needs) if hold.number in fetches else 0,
+            chunks_away=len(hold.fetch.needs) if hold.fetch is not None else 0,
             left_s=max(0, hold.expires_ns - now_ns) / 1e9,
         )
-        for hold in islice(core.wishes.holds.values(), SHOWN_MAX)
+        for hold in islice(core.operators.holds.values(), SHOWN_MAX)
     ]
 
 

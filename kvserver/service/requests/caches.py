@@ -14,8 +14,9 @@ from kvserver.service.holdings.capacity import prompt_slots, slabs_for
 from kvserver.service.holdings.namespace_documents import document_of
 from kvserver.service.requests import device_check, kv_events, movers, namespaces, transfers
 from kvserver.service.requests.lookup import check_namespace
-from kvserver.service.state import clear_notes
-from kvserver.service.state.core import MILLISECOND_NS, Cache, Core, Session, check_name
+from kvserver.service.state.caches import Cache
+from kvserver.service.state.core import MILLISECOND_NS, Core, check_name
+from kvserver.service.state.sessions import Session
 from kvserver.tiers.records import DOCUMENT_BYTES_MAX, NamespaceDocument, encode_document
 from kvserver.tiers.slots import slot_bytes_for
 from kvserver.transfer.layout import Layout
@@ -50,15 +51,15 @@ def register(core: Core, session: Session, peer: int, request: Register, now_ns:
         waiting=(peer, request.id),
     )
     _adopt_shards(core, space, layout)
-    space.root.used = now_ns
+    space.touch(now_ns)
     space.tags.add(tenant)
     if request.model:
-        space.lookup_tokens = core.counters.lookup_tokens_of(request.model)
+        space.count_tokens_in(core.counters.lookup_tokens_of(request.model))
     if core.chunks.accounts is not None:
-        space.tenant = tenant
+        space.belongs_to(tenant)
         session.engine.accounts.add(core.chunks.accounts.of(tenant))
-    space.caches += 1
-    core.caches[cache.number] = mover.caches[cache.number] = session.caches[cache.name] = cache
+    space.cache_came()
+    core.caches.add(cache)
     session.offered.difference_update(descriptors)
     if session.number not in mover.boards:
         mover.boards.add(session.number)
@@ -84,7 +85,7 @@ def unregister(core: Core, session: Session, peer: int, request: Unregister, now
         raise RequestError("unregistered-twice", f"cache {request.cache} is being unregistered already")
     if cache.waiting is not None:
         raise RequestError("cache-not-mapped", f"cache {request.cache} is still being registered")
-    cache.waiting = (peer, request.id)
+    cache.await_answer(peer, request.id)
     begin_unmap(core, cache, now_ns)
 
 
@@ -92,15 +93,15 @@ def watch(core: Core, session: Session, peer: int, request: Watch) -> None:
     if peer != session.attached_peer:
         raise RequestError("watch", "a watch comes on the attached connection")
     mover = core.own_cache(session, request.cache).mover
-    core.effects.append(AnswerWithMover(peer, Watched(request.id, mover.number), mover.number))
+    core.emit(AnswerWithMover(peer, Watched(request.id, mover.number), mover.number))
 
 
 def begin_unmap(core: Core, cache: Cache, now_ns: int) -> None:
     """Begins to unmap a cache. The mover lets the memory go after the cache's jobs. A mover that has not been told of
     the cache yet never will be."""
-    del cache.session.caches[cache.name]
-    core.chunks.spaces[cache.digest].root.used = now_ns
-    cache.state = "unmapping"
+    core.caches.rename_free(cache)
+    core.chunks.spaces[cache.digest].touch(now_ns)
+    cache.become("unmapping")
     core.timers.cancel("map", cache.number)
     for job in [core.jobs[number] for number in sorted(cache.jobs) if core.jobs[number].held is not None]:
         transfers.cancel(core, job, now_ns)  # the mover was never told of it and would not wait for it
@@ -145,16 +146,14 @@ def _space_for(core: Core, digest: bytes, layout: Layout, tenant: int) -> Space:
         raise ResourceError("namespaces", f"{len(core.chunks.spaces)} namespaces are in use, no more can be")
     taken = {other.number for other in core.chunks.spaces.values()}
     number = next(number for number in range(core.bounds.namespaces_max) if number not in taken)
-    space = Space(digest, number, layout.geometry)
-    namespaces.came(core, space)
-    return space
+    return namespaces.came(core, digest, number, layout.geometry)
 
 
 def _forget_a_namespace(core: Core, tenant: int) -> bool:
     """Drops the coldest namespace that no cache, lease, hold or job uses, to make room for one of that tenant. Its root
     records the last use: a registration, or a lookup that found something."""
     held = {lease.space for lease in core.leases.values()} | {job.space for job in core.jobs.values()}
-    held |= {hold.space for hold in core.wishes.holds.values()}
+    held |= {hold.space for hold in core.operators.holds.values()}
     idle = [space for space in core.chunks.spaces.values() if space.caches == 0 and space not in held]
     if core.chunks.accounts is not None:
         idle = [space for space in idle if _may_forget(core, core.chunks.accounts, space, tenant)]
@@ -163,7 +162,8 @@ def _forget_a_namespace(core: Core, tenant: int) -> bool:
     coldest = min(idle, key=lambda space: space.root.used)
     core.chunks.clear(coldest, "cleared")
     kv_events.cleared(core, coldest)
-    clear_notes.void(core, coldest.digest)
+    if core.disk is not None:
+        core.disk.void(coldest.digest)
     namespaces.left(core, coldest)
     return True
 
@@ -264,7 +264,7 @@ def _adopt_shards(core: Core, space: Space, layout: Layout) -> None:
             space.fix_part(part, group.pages, group.shard_bytes, slot_bytes_for(group.shard_bytes))
             news = True
     if news:
-        core.effects.append(PutNamespace(space.number, document))
+        core.emit(PutNamespace(space.number, document))
 
 
 def _document(space: Space, layout: Layout) -> NamespaceDocument:

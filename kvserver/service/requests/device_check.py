@@ -7,7 +7,7 @@ import re
 from collections import Counter
 
 from kvserver.errors import RequestError
-from kvserver.service.state.core import Session
+from kvserver.service.state.sessions import Session
 from kvserver.wire.messages import (
     HANDLE_BYTES,
     SEGMENT_BYTES_MAX,

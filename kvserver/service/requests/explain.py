@@ -4,8 +4,9 @@ from itertools import islice
 
 from kvserver.index.space import READY, Space
 from kvserver.service.requests import lookup
-from kvserver.service.requests.miss_reason import Ending, Missing, ending, missing
+from kvserver.service.requests.miss_reason import Missing, missing
 from kvserver.service.state.core import Core
+from kvserver.service.telling.lookup_counts import Ending, LookupResult
 from kvserver.wire.explanation import Explanation, encode_explanations
 from kvserver.wire.messages import KEY_BYTES, Explain, Explained
 from kvserver.wire.status import SHOWN_MAX
@@ -29,7 +30,8 @@ def _explain(core: Core, digest: bytes, keys: bytes, now_ns: int) -> Explanation
     space = core.chunks.spaces.get(digest)
     asked = len(keys) // KEY_BYTES
     single = _single(space, keys) if asked == 1 else None
-    chunks, away, why = single or _prefix(core, digest, space, keys)
+    found = single or lookup.plan_lookup(core, digest, space, keys, wanted_min=0)
+    chunks = found.chunks
     key = keys[chunks * KEY_BYTES : (chunks + 1) * KEY_BYTES]
     lacks = missing(core, digest, key, now_ns) if key else Missing("", "", 0.0, [])
     return Explanation(
@@ -37,8 +39,8 @@ def _explain(core: Core, digest: bytes, keys: bytes, now_ns: int) -> Explanation
         chunk_tokens=space.geometry.chunk_tokens if space is not None else 0,
         chunks_asked=asked,
         chunks=chunks,
-        chunks_on_disk=away,
-        why=why,
+        chunks_on_disk=len(found.away),
+        why=found.why,
         key=lacks.key,
         cause=lacks.cause,
         gone_s=lacks.gone_s,
@@ -46,19 +48,14 @@ def _explain(core: Core, digest: bytes, keys: bytes, now_ns: int) -> Explanation
     )
 
 
-def _single(space: Space | None, key: bytes) -> tuple[int, int, Ending] | None:
+def _single(space: Space | None, key: bytes) -> LookupResult | None:
     """The answer for a chunk from the middle of a prompt, found by its key alone. None if it is not in the index or
     begins a prompt."""
     node = space.nodes.get(key) if space is not None else None
     if node is None or node.depth == 1:
         return None
-    return (1, int(node.away), "whole") if node.state == READY else (0, 0, "writing")
-
-
-def _prefix(core: Core, digest: bytes, space: Space | None, keys: bytes) -> tuple[int, int, Ending]:
-    held = core.chunks.servable(space, keys) if space is not None and keys else 0
-    why = ending(core, digest, space, keys, held)
-    if space is None or not held or core.disk is None:
-        return held, 0, why
-    chunks, away, refused = lookup.from_disk(core, core.disk, space, keys, held)
-    return chunks, len(away), why if why == "recovering" else refused or why
+    is_ready = node.state == READY
+    away = {node: node.present & ~node.in_dram} if is_ready and node.away else {}
+    chunks = int(is_ready)
+    why: Ending = "whole" if is_ready else "writing"
+    return LookupResult(space, key, held=chunks, chunks=chunks, away=away, leased=False, why=why)

@@ -9,9 +9,9 @@ from typing import Literal
 
 from kvserver.errors import DeviceError, RequestError, ResourceError
 from kvserver.index.space import READY, Node, Space
-from kvserver.service.base.operator_state import Hold
-from kvserver.service.state import disk_waits
+from kvserver.service.state.chunk_waits import Fetch, missing
 from kvserver.service.state.core import MILLISECOND_NS, Core
+from kvserver.service.state.operator_state import Hold
 from kvserver.wire.admin import TTL_MS_MAX, Held, LetGo, Pin, Unpin, Warm
 from kvserver.wire.messages import CHUNKS_MAX, KEY_BYTES, NAMESPACE_BYTES
 
@@ -25,21 +25,21 @@ def pin(core: Core, peer: int, request_id: int, command: Pin, now_ns: int) -> No
         raise RequestError("ttl", f"ttl_ms={command.ttl_ms} must be in [1, {TTL_MS_MAX}]")
     space, tail = find(core, command.namespace, command.keys)
     hold, away = _begin(core, "pin", space, tail, ttl_ms=command.ttl_ms, now_ns=now_ns)
-    held = Held(request_id, hold.number, tail.depth, away, core.wishes.held_bytes, command.ttl_ms)
+    held = Held(request_id, hold.number, tail.depth, away, core.operators.held_bytes, command.ttl_ms)
     core.answer(peer, held)
 
 
 def warm(core: Core, peer: int, request_id: int, command: Warm, now_ns: int) -> None:
     space, tail = find(core, command.namespace, command.keys)
-    if not disk_waits.missing(space, tail):
-        core.answer(peer, Held(request_id, 0, tail.depth, 0, core.wishes.held_bytes, 0))
+    if not missing(space, tail):
+        core.answer(peer, Held(request_id, 0, tail.depth, 0, core.operators.held_bytes, 0))
         return
     hold, away = _begin(core, "warm", space, tail, ttl_ms=WARM_MS, now_ns=now_ns)
-    core.answer(peer, Held(request_id, hold.number, tail.depth, away, core.wishes.held_bytes, WARM_MS))
+    core.answer(peer, Held(request_id, hold.number, tail.depth, away, core.operators.held_bytes, WARM_MS))
 
 
 def unpin(core: Core, peer: int, request_id: int, command: Unpin) -> None:
-    hold = core.wishes.holds.get(command.hold)
+    hold = core.operators.holds.get(command.hold)
     if hold is None:
         raise RequestError("hold-unknown", f"there is no hold {command.hold}: never begun, over, or of another brain")
     end(core, hold, "")
@@ -69,31 +69,22 @@ def check_digest(what: str, digest: bytes) -> None:
 
 def fetched(core: Core, hold: Hold) -> None:
     """Handles a hold whose chunks are all in DRAM."""
+    hold.take_fetch()
     if hold.kind == "warm":
         end(core, hold, "")
-    else:
-        assert core.disk is not None
-        del core.disk.hold_fetches[hold.number]
 
 
 def expire(core: Core, number: int) -> None:
     """Ends a hold whose time is over."""
-    end(core, core.wishes.holds[number], "its time is over")
+    end(core, core.operators.holds[number], "its time is over")
 
 
 def end(core: Core, hold: Hold, why: str) -> None:
     """Ends a hold. why: for the log; empty: nothing is logged here."""
-    wishes = core.wishes
-    del wishes.holds[hold.number]
+    core.operators.end(hold)
     core.timers.cancel("hold", hold.number)
-    if core.disk is not None and (fetch := core.disk.hold_fetches.pop(hold.number, None)) is not None:
-        disk_waits.end(core.disk, fetch)
-    for node in hold.chain:
-        count, node_bytes = wishes.held.pop(node)
-        if count > 1:
-            wishes.held[node] = count - 1, node_bytes
-        else:
-            wishes.held_bytes -= node_bytes
+    if core.disk is not None and (fetch := hold.take_fetch()) is not None:
+        core.disk.waits.end(fetch)
     core.chunks.unpin(hold.space, hold.tail)
     if why:
         core.log("hold ended", ("hold", hold.number), ("kind", hold.kind), ("why", why))
@@ -104,37 +95,44 @@ def _begin(
 ) -> tuple[Hold, int]:
     """Begins a hold. Returns it and the number of its chunks that are read to DRAM. Raises when it may not be, and then
     changes nothing."""
-    wishes, bounds = core.wishes, core.bounds
-    away = disk_waits.missing(space, tail)
+    operators, bounds = core.operators, core.bounds
+    away = missing(space, tail)
     if away and (core.disk is None or not core.disk.readable):
         raise DeviceError("disk-away", "some of it is on disk, which cannot be read now")
-    if not disk_waits.may_ever_fit(core, space, away):
+    if not core.chunks.may_ever_fit(space, away):
         raise ResourceError("tenant-size", "a chunk of it, on disk, is more than its tenant may have in DRAM (tenants)")
-    if len(wishes.holds) >= bounds.holds_max:
-        raise ResourceError("holds", f"{len(wishes.holds)} prefixes are held, at most {bounds.holds_max} may be")
+    if len(operators.holds) >= bounds.holds_max:
+        raise ResourceError("holds", f"{len(operators.holds)} prefixes are held, at most {bounds.holds_max} may be")
     chain = space.chain(tail)
-    fresh = {node: space.group_bytes(node.present) for node in chain if node not in wishes.held}
-    held_bytes, most_bytes = (
-        wishes.held_bytes + sum(fresh.values()),
-        bounds.arena_bytes * bounds.held_percent_max // 100,
-    )
+    fresh = {node: space.group_bytes(node.present) for node in chain if node not in operators.held}
+    held_bytes = operators.held_bytes + sum(fresh.values())
+    most_bytes = bounds.arena_bytes * bounds.held_percent_max // 100
     if held_bytes > most_bytes:
         raise ResourceError(
             "held-bytes",
             f"{held_bytes} bytes would be held, at most {most_bytes} may be ({bounds.held_percent_max} % of the arena)",
         )
-    hold = Hold(core.number("hold"), kind, space, tail, now_ns + ttl_ms * MILLISECOND_NS, chain)
-    wishes.holds[hold.number] = hold
-    wishes.held_bytes = held_bytes
-    for node in chain:
-        count, node_bytes = wishes.held.get(node, (0, fresh.get(node, 0)))
-        wishes.held[node] = count + 1, node_bytes
+    hold = Hold(
+        number=core.number("hold"),
+        kind=kind,
+        space=space,
+        tail=tail,
+        expires_ns=now_ns + ttl_ms * MILLISECOND_NS,
+        chain=chain,
+    )
+    operators.begin(hold, fresh)
     core.chunks.pin(tail)
-    tail.used = space.root.used = now_ns
+    space.touch(now_ns, tail)
     if core.disk is not None:
         core.disk.asked_for(tail)
     core.timers.set(hold.expires_ns, "hold", hold.number)
     if away:
         assert core.disk is not None
-        core.disk.hold_fetches[hold.number] = disk_waits.begin(core.disk, space, away, hold=hold)
+        fetch = Fetch(
+            space=space,
+            needs=away,
+            on_ready=lambda: fetched(core, hold),
+            on_failed=lambda error, _: end(core, hold, error.message),
+        )
+        hold.await_chunks(core.disk.waits.begin(fetch))
     return hold, len(away)

@@ -20,10 +20,10 @@ CHUNKS_PER_BATCH = 1024
 
 def begin(core: Core) -> None:
     """Begins to track changes. Called once, when the index has been restored."""
-    core.chunks.changes = {}
+    core.chunks.begin_changes()
     for space in core.chunks.spaces.values():
         core.untold.append((space, space.subtree(space.root)[:0:-1]))
-    core.effects.append(Tell([Begun(core.chunks.chunks)]))
+    core.emit(Tell([Begun(core.chunks.chunks)]))
 
 
 def tick(core: Core) -> None:
@@ -34,14 +34,14 @@ def tick(core: Core) -> None:
     space, nodes = core.untold[-1]
     some = [nodes.pop() for _ in range(min(UNTOLD_PER_TICK, len(nodes)))]
     if events := _events(core, [(node, (space, 0, 0)) for node in some]):
-        core.effects.append(Tell(events))
+        core.emit(Tell(events))
     if not nodes:
         core.untold.pop()
 
 
 def cleared(core: Core, space: Space) -> None:
     if core.chunks.changes is not None:
-        core.effects.append(Tell([NamespaceCleared(space.digest)]))
+        core.emit(Tell([NamespaceCleared(space.digest)]))
 
 
 def tell(core: Core, changes: dict[Node, tuple[Space, int, int]]) -> None:
@@ -50,7 +50,7 @@ def tell(core: Core, changes: dict[Node, tuple[Space, int, int]]) -> None:
     while some := list(islice(left, CHUNKS_PER_BATCH)):
         events = _events(core, some)
         if events:
-            core.effects.append(Tell(events))
+            core.emit(Tell(events))
     changes.clear()
 
 

@@ -12,45 +12,48 @@ from typing import Literal
 from kvserver.errors import RequestError, ResourceError
 from kvserver.index.space import Node, Space
 from kvserver.service.holdings.accounts import Accounts
-from kvserver.service.requests.miss_reason import Ending, ending, missing
-from kvserver.service.state import disk_waits
-from kvserver.service.state.core import MILLISECOND_NS, Core, DiskTier, Lease, Session
+from kvserver.service.requests.miss_reason import ending, missing
+from kvserver.service.state import chunk_waits
+from kvserver.service.state.chunk_waits import Fetch
+from kvserver.service.state.core import MILLISECOND_NS, Core
+from kvserver.service.state.disk_tier import DiskTier
+from kvserver.service.state.leases import Lease
+from kvserver.service.state.sessions import Session
+from kvserver.service.telling.lookup_counts import Ending, LookupResult
 from kvserver.wire.messages import CHUNKS_MAX, KEY_BYTES, NAMESPACE_BYTES, Found, FoundWhy, Lookup, Release, Released
 
 
 def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int) -> None:
     """Answers a lookup with the longest servable prefix, and a lease on it."""
-    asked = check_keys(request.keys)
+    check_keys(request.keys)
     check_namespace(request.namespace)
     space = core.chunks.spaces.get(request.namespace)
     accounts = core.chunks.accounts
     if accounts is not None and space is not None and not _may_see(accounts, session, space):
         space = None
-    chunks = held = core.chunks.servable(space, request.keys) if space is not None else 0
-    away: dict[Node, int] = {}
-    why: Ending = "whole" if held == asked else ending(core, request.namespace, space, request.keys, held)
-    if held and space is not None and core.disk is not None:
-        chunks, away, refused = from_disk(core, core.disk, space, request.keys, held)
-        why = why if why == "recovering" else refused or why
-    untold: FoundWhy = "recovering" if why == "recovering" else ""
-    leased = chunks >= request.chunks_wanted_min and chunks > 0
-    if leased and len(core.leases) >= core.bounds.leases_max:
+    found = plan_lookup(core, request.namespace, space, request.keys, wanted_min=request.chunks_wanted_min)
+    if found.leased and len(core.leases) >= core.bounds.leases_max:
         raise ResourceError("leases", f"{len(core.leases)} leases are out, at most {core.bounds.leases_max} may be")
-    core.asked.note(space, request.keys, held, chunks, len(away), leased, why)
+    core.lookup_counts.note(found)
     if level := core.lines.level("lookup", now_ns):
-        line = _line(core, request, space, chunks=chunks, away=len(away), why=why, now_ns=now_ns)
+        line = _line(core, request, found, now_ns)
         core.log("lookup", ("engine", session.engine.name), *line, level=level)
-    if space is None or not chunks:
-        core.answer(peer, Found(request.id, 0, 0, 0, 0, untold))
-        return
-    tail = space.nodes[request.keys[(chunks - 1) * KEY_BYTES : chunks * KEY_BYTES]]
-    tail.used = space.root.used = now_ns  # also without a lease: an engine that holds the prefix itself uses it
-    if core.chunks.arc is not None:
-        core.chunks.arc.asked(space, tail)
-    if leased:
-        _grant(core, session, peer, request, tail, away=away, why=untold, now_ns=now_ns)
-    else:
-        core.answer(peer, Found(request.id, chunks, 0, 0, len(away), untold))
+    lease = _use(core, session, found, now_ns) if found.chunks else None
+    number, ttl_ms = (lease.number, core.bounds.lease_ttl_ms) if lease is not None else (0, 0)
+    untold: FoundWhy = "recovering" if found.why == "recovering" else ""
+    core.answer(peer, Found(request.id, found.chunks, number, ttl_ms, len(found.away), untold))
+
+
+def plan_lookup(core: Core, namespace: bytes, space: Space | None, keys: bytes, *, wanted_min: int) -> LookupResult:
+    """What a lookup of these packed keys gets, and why not more. It changes nothing. space: the namespace, or None if
+    it is unknown or the engine may not see it."""
+    held = core.chunks.servable(space, keys) if space is not None else 0
+    chunks, away = held, dict[Node, int]()
+    why = ending(core, namespace, space, keys, held)
+    if held and space is not None and core.disk is not None:
+        chunks, away, refused = _offered(core, core.disk, space, keys, held)
+        why = why if why == "recovering" else refused or why
+    return LookupResult(space, keys, held, chunks, away, 0 < chunks >= wanted_min, why)
 
 
 def _may_see(accounts: Accounts, session: Session, space: Space) -> bool:
@@ -58,52 +61,55 @@ def _may_see(accounts: Accounts, session: Session, space: Space) -> bool:
     return space.tenant is not None and accounts.of_space(space) in session.engine.accounts
 
 
+def _use(core: Core, session: Session, found: LookupResult, now_ns: int) -> Lease | None:
+    """Notes that the prefix was asked for, and grants the lease that the lookup gets."""
+    space, keys = found.space, found.keys[: found.chunks * KEY_BYTES]
+    assert space is not None
+    tail = space.nodes[keys[-KEY_BYTES:]]
+    space.touch(now_ns, tail)  # also without a lease: an engine that holds the prefix itself uses it
+    if core.chunks.arc is not None:
+        core.chunks.arc.asked(space, tail)
+    return _grant(core, session, space, tail, keys=keys, away=found.away, now_ns=now_ns) if found.leased else None
+
+
 def _grant(
-    core: Core,
-    session: Session,
-    peer: int,
-    request: Lookup,
-    tail: Node,
-    *,
-    away: dict[Node, int],
-    why: FoundWhy,
-    now_ns: int,
-) -> None:
+    core: Core, session: Session, space: Space, tail: Node, *, keys: bytes, away: dict[Node, int], now_ns: int
+) -> Lease:
     """Grants a lease on the prefix that ends in `tail`, and begins the reads that it needs."""
-    space = core.chunks.spaces[request.namespace]
-    chunks = tail.depth
     lease = Lease(
         number=core.number("lease"),
         engine=session.engine,
         space=space,
         tail=tail,
-        keys=request.keys[: chunks * KEY_BYTES],
+        keys=keys,
         expires_ns=now_ns + core.bounds.lease_ttl_ms * MILLISECOND_NS,
     )
     core.chunks.pin(tail)
-    core.leases[lease.number] = lease
-    session.engine.leases.add(lease.number)
+    core.leases.grant(lease)
     core.timers.set(lease.expires_ns, "lease", lease.number)
-    core.counters.leases_granted += 1
-    core.answer(peer, Found(request.id, chunks, lease.number, core.bounds.lease_ttl_ms, len(away), why))
+    core.counters.add("leases_granted")
     if core.disk is not None:
         core.disk.asked_for(tail)
         core.chunks.offer(space, tail)
         if away:
-            lease.fetch = disk_waits.begin(core.disk, space, away, lease=lease)
+            fetch = Fetch(space=space, needs=dict(away), on_ready=_nothing, on_failed=lambda _, __: end(core, lease))
+            lease.await_chunks(core.disk.waits.begin(fetch))
+    return lease
 
 
-def _line(
-    core: Core, request: Lookup, space: Space | None, *, chunks: int, away: int, why: Ending, now_ns: int
-) -> Iterator[tuple[str, object]]:
+def _nothing() -> None:
+    """Nobody waits for the chunks of a lease by themselves."""
+
+
+def _line(core: Core, request: Lookup, found: LookupResult, now_ns: int) -> Iterator[tuple[str, object]]:
     """Fields of a lookup's log line: tokens by where they are, and why they end."""
-    each = space.geometry.chunk_tokens if space is not None else 0
+    each = found.space.geometry.chunk_tokens if found.space is not None else 0
     yield "request", request.id
     yield "tokens", len(request.keys) // KEY_BYTES * each
-    yield "dram_tokens", (chunks - away) * each
-    yield "disk_tokens", away * each
-    yield "why", why
-    key = request.keys[chunks * KEY_BYTES : (chunks + 1) * KEY_BYTES]
+    yield "dram_tokens", (found.chunks - len(found.away)) * each
+    yield "disk_tokens", len(found.away) * each
+    yield "why", found.why
+    key = request.keys[found.chunks * KEY_BYTES : (found.chunks + 1) * KEY_BYTES]
     if key:
         lacks = missing(core, request.namespace, key, now_ns)
         yield "key", lacks.key
@@ -117,22 +123,22 @@ def _line(
 Refused = Literal["", "declined", "disk-away", "recovering"]
 
 
-def from_disk(
+def _offered(
     core: Core, tier: DiskTier, space: Space, keys: bytes, chunks: int
-) -> tuple[int, dict[Node, int], Refused]:
+) -> tuple[int, dict[Node, int], Ending | Literal[""]]:
     """Returns how many of the chunks are offered, which have to be read from disk, and why fewer are offered than held.
     The reasons: the disk cannot be read now, a chunk exceeds its tenant's maximum in DRAM, or computing would be
     faster."""
     refused: Refused = ""
     while chunks:
         tail = space.nodes[keys[(chunks - 1) * KEY_BYTES : chunks * KEY_BYTES]]
-        away = disk_waits.missing(space, tail)
+        away = chunk_waits.missing(space, tail)
         if not away:
             break
         first = next(iter(away)).depth
         if tier.readable:
             tokens = (chunks - first + 1) * space.geometry.chunk_tokens
-            if disk_waits.may_ever_fit(core, space, away) and not _too_slow(core, tier, space, away, tokens=tokens):
+            if core.chunks.may_ever_fit(space, away) and not _too_slow(core, tier, space, away, tokens=tokens):
                 return chunks, away, refused
             refused = "declined"
         else:
@@ -149,8 +155,8 @@ def _too_slow(core: Core, tier: DiskTier, space: Space, away: dict[Node, int], *
     for node, groups in away.items():
         device = tier.chunks.device_of(node)
         device_bytes[device] = device_bytes.get(device, 0) + space.group_bytes(groups)
-    slowest_s = max(tier.placements[device].reads.seconds_for(count) for device, count in device_bytes.items())
-    return slowest_s > tokens / core.bounds.recompute_tokens_per_s
+    reads_s = (tier.devices[device].placement.reads.seconds_for(count) for device, count in device_bytes.items())
+    return max(reads_s) > tokens / core.bounds.recompute_tokens_per_s
 
 
 def release(core: Core, session: Session, peer: int, request: Release) -> None:
@@ -159,7 +165,7 @@ def release(core: Core, session: Session, peer: int, request: Release) -> None:
     if lease is not None:
         if lease.engine is not session.engine:
             raise _foreign(lease, session)
-        core.counters.leases_released += 1
+        core.counters.add("leases_released")
         end(core, lease)
     core.answer(peer, Released(request.id))
 
@@ -185,12 +191,9 @@ def use(core: Core, session: Session, lease: Lease, now_ns: int, *, more: bool) 
     ends when every rank has had its last retrieve."""
     extended_ns = now_ns + core.bounds.lease_extended_ms * MILLISECOND_NS
     if extended_ns > lease.expires_ns:
-        lease.expires_ns = extended_ns
+        lease.extend(extended_ns)
         core.timers.set(extended_ns, "lease", lease.number)
-    if more:
-        return
-    lease.ranks_used.add(session.rank)
-    if len(lease.ranks_used) == lease.engine.ranks:
+    if not more and lease.used_by(session.rank):
         end(core, lease)
 
 
@@ -198,7 +201,7 @@ def unheard(core: Core, number: int) -> None:
     """Ends a lease whose reply was not sent: nobody will use it or give it back."""
     lease = core.leases.get(number)
     if lease is not None:
-        core.counters.leases_released += 1
+        core.counters.add("leases_released")
         end(core, lease)
 
 
@@ -206,17 +209,16 @@ def expire(core: Core, number: int, now_ns: int) -> None:
     """Ends a lease whose time is over."""
     lease = core.leases[number]
     assert lease.expires_ns <= now_ns
-    core.counters.leases_expired += 1
+    core.counters.add("leases_expired")
     end(core, lease)
 
 
 def end(core: Core, lease: Lease) -> None:
-    del core.leases[lease.number]
+    core.leases.end(lease)
     core.timers.cancel("lease", lease.number)
-    lease.engine.leases.discard(lease.number)
     if lease.fetch is not None:
         assert core.disk is not None
-        disk_waits.end(core.disk, lease.fetch)
+        core.disk.waits.end(lease.fetch)
     core.chunks.unpin(lease.space, lease.tail)
 
 

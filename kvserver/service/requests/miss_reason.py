@@ -16,16 +16,15 @@ line and by `explain`.
 """
 
 from itertools import islice
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from kvserver.index.space import READY, Space
-from kvserver.service.state.core import Core, DiskTier
+from kvserver.service.state.core import Core
+from kvserver.service.state.disk_tier import DiskTier
+from kvserver.service.telling.lookup_counts import Ending
 from kvserver.wire.messages import KEY_BYTES
 
 HOLDERS_MAX = 8
-
-Ending = Literal["whole", "absent", "gone", "writing", "partial", "declined", "disk-away", "namespace", "recovering"]
-"""One of counters.LOOKUP_ENDS."""
 
 
 def ending(core: Core, namespace: bytes, space: Space | None, keys: bytes, held: int) -> Ending:
@@ -41,7 +40,7 @@ def ending(core: Core, namespace: bytes, space: Space | None, keys: bytes, held:
     key = keys[held * KEY_BYTES : (held + 1) * KEY_BYTES]
     node = space.nodes.get(key)
     if node is None:
-        return "absent" if core.departed.get(space.digest, key) is None else "gone"
+        return "absent" if core.evicted_keys.get(space.digest, key) is None else "gone"
     if node.state != READY:
         return "writing"
     return "absent" if space.only_full else "partial"  # with full groups only, a ready chunk here is of another chain
@@ -51,9 +50,9 @@ def may_tell_of(tier: DiskTier, namespace: bytes) -> bool:
     """Recovery may still find chunks of the namespace on disk."""
     if tier.recovered:
         return False
-    if tier.found is None or not tier.found.listed:
-        return namespace not in tier.void_later
-    return tier.found.newest.get(namespace, 0) > tier.noted.get(namespace, 0)
+    if not tier.recovery.listed:
+        return namespace not in tier.notes.void_later
+    return tier.recovery.newest.get(namespace, 0) > tier.notes.noted.get(namespace, 0)
 
 
 class Missing(NamedTuple):
@@ -70,7 +69,7 @@ class Missing(NamedTuple):
 
 def missing(core: Core, namespace: bytes, key: bytes, now_ns: int) -> Missing:
     """Facts about a missing chunk. It searches every namespace, so it is for occasional lines, not for each lookup."""
-    departure = core.departed.get(namespace, key)
+    departure = core.evicted_keys.get(namespace, key)
     holders = (digest.hex() for digest, space in core.chunks.spaces.items() if key in space.nodes)
     return Missing(
         key=key.hex(),

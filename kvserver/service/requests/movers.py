@@ -7,10 +7,13 @@ Rule 1: while a mover's process may exist, its jobs keep everything that they ho
 import logging
 
 from kvserver.errors import DeviceError, RequestError, ResourceError
-from kvserver.service.base.effects import Ask, CloseDescriptors
+from kvserver.service.base.effects import Ask, Instruct
 from kvserver.service.holdings.capacity import chunks_that_fit
 from kvserver.service.requests import kv_events, namespaces, transfers
-from kvserver.service.state.core import MILLISECOND_NS, Cache, Core, Mover, Session
+from kvserver.service.state.caches import Cache
+from kvserver.service.state.core import MILLISECOND_NS, Core
+from kvserver.service.state.movers import Mover
+from kvserver.service.state.sessions import Session
 from kvserver.wire.messages import Registered, Unregistered
 from kvserver.wire.orders import (
     ArenaReady,
@@ -28,37 +31,29 @@ from kvserver.wire.orders import (
 
 def ensure(core: Core, device: MoverKind, device_id: str, now_ns: int) -> Mover:
     """The mover of a device, started if there is none."""
-    found = _mover_of(core, device, device_id)
+    found = core.movers.of_device(device, device_id)
     if found is not None:
         return found
     mover = Mover(core.number("mover"), device, device_id)
-    core.movers[mover.number] = mover
-    core.effects.append(Ask(StartMover(mover.number, device, device_id)))
+    core.movers.start(mover)
+    core.emit(Ask(StartMover(mover.number, device, device_id)))
     core.timers.set(now_ns + core.bounds.mover_start_ms * MILLISECOND_NS, "mover-start", mover.number)
     return mover
 
 
 def check_room(core: Core, device: MoverKind, device_id: str) -> None:
     """Raises ResourceError when a registration would need one mover too many."""
-    if len(core.movers) >= core.bounds.movers_max and _mover_of(core, device, device_id) is None:
+    if len(core.movers) >= core.bounds.movers_max and core.movers.of_device(device, device_id) is None:
         raise ResourceError("movers", f"{len(core.movers)} movers are running, at most {core.bounds.movers_max} may be")
-
-
-def _mover_of(core: Core, device: MoverKind, device_id: str) -> Mover | None:
-    for mover in core.movers.values():
-        if mover.state != "killed" and (mover.device, mover.device_id) == (device, device_id):
-            return mover
-    return None
 
 
 def ready(core: Core, mover: Mover, report: Ready) -> None:
     if mover.state != "starting":
         return
-    mover.state, mover.pid, mover.backend, mover.facts = "ready", report.pid, report.backend, dict(report.facts)
+    waited = mover.become_ready(report)
     core.timers.cancel("mover-start", mover.number)
     _tell_arena(core, mover)
-    core.effects.extend(mover.queue)
-    mover.queue.clear()
+    core.emit(*waited)
     core.log("mover ready", *_name(mover), ("pid", mover.pid), ("backend", mover.backend))
 
 
@@ -83,41 +78,44 @@ def kill(core: Core, mover: Mover, why: str) -> None:
     """Kills a mover with SIGKILL. Its jobs end when it has been reaped."""
     if mover.state == "killed":
         return
-    _drop_queue(core, mover)
-    mover.state = "killed"
+    _forget_orders(core, mover.become_killed())
     core.timers.cancel("mover-start", mover.number)
-    core.effects.append(Ask(KillMover(mover.number)))
+    core.emit(Ask(KillMover(mover.number)))
     core.log("mover killed", *_name(mover), ("why", why), level=logging.ERROR)
 
 
 def gone(core: Core, mover: Mover, how: str, now_ns: int) -> None:
     """Handles a mover's end. Its process has been reaped, so its mappings are gone and none of its copies can still
     run."""
-    _drop_queue(core, mover)
-    mover.state = "killed"
-    del core.movers[mover.number]
+    _forget_orders(core, mover.become_killed())
+    core.movers.reaped(mover)
     core.timers.cancel("mover-start", mover.number)
-    core.counters.mover_restarts += 1
+    core.counters.add("mover_restarts")
     core.log("mover gone", *_name(mover), ("how", how), ("jobs", len(mover.jobs)), level=logging.WARNING)
     for number in sorted(mover.jobs):
         transfers.lost(core, core.jobs[number], f"mover {mover.number} is gone: {how}", now_ns)
     for cache in list(mover.caches.values()):
-        if cache.state == "mapping" and cache.waiting is not None:
-            core.refuse(*cache.waiting, DeviceError("mover-lost", f"mover {mover.number} is gone: {how}"))
-        elif cache.waiting is not None:
-            core.answer(cache.waiting[0], Unregistered(cache.waiting[1]))
+        if cache.state == "mapping":
+            if waiting := cache.take_waiting():
+                core.refuse(*waiting, DeviceError("mover-lost", f"mover {mover.number} is gone: {how}"))
+        else:
+            _answer_unregistered(core, cache)
         forget_cache(core, cache)
+
+
+def _answer_unregistered(core: Core, cache: Cache) -> None:
+    if waiting := cache.take_waiting():
+        core.answer(waiting[0], Unregistered(waiting[1]))
 
 
 def mapped(core: Core, mover: Mover, report: Mapped) -> None:
     cache = mover.caches.get(report.cache)
     if cache is None or cache.state != "mapping":
         return
-    cache.state = "mapped"
+    cache.become("mapped")
     core.timers.cancel("map", cache.number)
-    if cache.waiting is not None:
-        core.answer(cache.waiting[0], Registered(cache.waiting[1], cache.number, mover.number))
-        cache.waiting = None
+    if waiting := cache.take_waiting():
+        core.answer(waiting[0], Registered(waiting[1], cache.number, mover.number))
     core.log(
         "cache registered",
         ("cache", cache.number),
@@ -142,8 +140,8 @@ def map_failed(core: Core, mover: Mover, report: MapFailed) -> None:
     cache = mover.caches.get(report.cache)
     if cache is None:
         return
-    if cache.waiting is not None:
-        core.refuse(*cache.waiting, RequestError(report.code, report.message))
+    if waiting := cache.take_waiting():
+        core.refuse(*waiting, RequestError(report.code, report.message))
     forget_cache(core, cache)
 
 
@@ -152,8 +150,7 @@ def unmapped(core: Core, mover: Mover, report: Unmapped) -> None:
     if cache is None or cache.state != "unmapping":
         return
     assert not cache.jobs
-    if cache.waiting is not None:
-        core.answer(cache.waiting[0], Unregistered(cache.waiting[1]))
+    _answer_unregistered(core, cache)
     core.log("cache unregistered", ("cache", cache.number), ("session", cache.session.number))
     forget_cache(core, cache)
 
@@ -177,15 +174,12 @@ def unmap_overdue(core: Core, number: int, now_ns: int) -> None:
 
 def forget_cache(core: Core, cache: Cache) -> None:
     """Forgets a cache that its mover no longer maps."""
-    del core.caches[cache.number]
+    core.caches.remove(cache)
     core.timers.cancel("map", cache.number)
     core.timers.cancel("unmap", cache.number)
-    del cache.mover.caches[cache.number]
-    if cache.session.caches.get(cache.name) is cache:
-        del cache.session.caches[cache.name]
     space = core.chunks.spaces.get(cache.digest)
     if space is not None:
-        space.caches -= 1
+        space.cache_left()
         if not space.caches and not space.nodes:  # a namespace without chunks or caches fixes no shape
             core.chunks.clear(space, "cleared")
             kv_events.cleared(core, space)  # its last chunk may have gone in this event
@@ -200,9 +194,8 @@ def forget_queued(core: Core, cache: Cache) -> bool:
     mine = [item for item in mover.queue if isinstance(item.order, MapCache) and item.order.cache == cache.number]
     if not mine:
         return False
-    for item in mine:
-        mover.queue.remove(item)
-        core.effects.append(CloseDescriptors(item.descriptors))
+    mover.take_back(mine)
+    _forget_orders(core, mine)
     forget_cache(core, cache)
     return True
 
@@ -215,17 +208,14 @@ def drop_board(core: Core, mover: Mover, session: Session) -> None:
         return
     mover.boards.discard(session.number)
     queued = [item for item in mover.queue if item.board == session.number]
-    for item in queued:
-        mover.queue.remove(item)
+    mover.take_back(queued)
     if not queued:
         core.instruct(mover, DropBoard(session.number))
 
 
-def _drop_queue(core: Core, mover: Mover) -> None:
-    descriptors = tuple(number for instruct in mover.queue for number in instruct.descriptors)
-    if descriptors:
-        core.effects.append(CloseDescriptors(descriptors))
-    mover.queue.clear()
+def _forget_orders(core: Core, orders: list[Instruct]) -> None:
+    """Closes the descriptors of orders that no mover will get."""
+    core.close(tuple(number for order in orders for number in order.descriptors))
 
 
 def _name(mover: Mover) -> tuple[tuple[str, object], tuple[str, object]]:

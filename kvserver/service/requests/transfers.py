@@ -11,8 +11,12 @@ from typing import NamedTuple
 from kvserver.errors import DeviceError, RequestError, ResourceError
 from kvserver.index.space import ABSENT, GONE, READY, Node
 from kvserver.service.requests import admission, lookup
-from kvserver.service.state import disk_waits
-from kvserver.service.state.core import MILLISECOND_NS, Cache, Core, GroupRun, Held, Job, Lease, Session
+from kvserver.service.state.caches import Cache
+from kvserver.service.state.chunk_waits import Fetch
+from kvserver.service.state.core import MILLISECOND_NS, Core
+from kvserver.service.state.jobs import GroupRun, Held, Job, Walk
+from kvserver.service.state.leases import Lease
+from kvserver.service.state.sessions import Session
 from kvserver.service.telling.evicted_keys import Cause
 from kvserver.wire.messages import (
     BLOCKS_MAX,
@@ -59,19 +63,32 @@ def store(core: Core, session: Session, peer: int, request: Store, now_ns: int) 
     spans = _store_spans(cache, request, count)
     admission.check_store(core, cache.digest, now_ns)
     space = core.chunks.spaces[cache.digest]
-    job = Job(core.number("job"), "store", session, cache, space, peer, request.id, now_ns)
     parent = space.nodes.get(request.parent) if request.first_chunk else space.root
+    number = core.number("job")
     if not space.complete:
-        job.why = "ranks-missing"
+        walk = Walk([], [], "ranks-missing")
     elif parent is None or parent.depth != request.first_chunk:
-        job.why = "parent-absent"
+        walk = Walk([], [], "parent-absent")
     else:
-        _walk(core, job, parent, request, spans=spans, now_ns=now_ns)
+        walk = _walk(core, cache, parent, request, spans=spans, job=number, now_ns=now_ns)
+    job = Job(
+        number=number,
+        kind="store",
+        session=session,
+        cache=cache,
+        space=space,
+        peer=peer,
+        request_id=request.id,
+        began_ns=now_ns,
+        walk=walk.nodes,
+        runs=walk.runs,
+        why=walk.why,
+    )
     if any(slot != ABSENT for run in job.runs for slot in run.slots):
         copies = [_copy_group(run, span) for run, span in zip(job.runs, spans, strict=True) if run.slots]
         _submit(core, job, request, copies, now_ns)
     else:
-        _answer_store(core, job, bytes_written=0, chunks_written=0, asked=count)
+        _answer_store(core, job, job.why, bytes_written=0, chunks_written=0, asked=count)
 
 
 def _store_spans(cache: Cache, request: Store, count: int) -> list[Span]:
@@ -96,12 +113,14 @@ def _store_spans(cache: Cache, request: Store, count: int) -> list[Span]:
     return spans
 
 
-def _walk(core: Core, job: Job, parent: Node, request: Store, *, spans: list[Span], now_ns: int) -> None:
+def _walk(core: Core, cache: Cache, parent: Node, request: Store, *, spans: list[Span], job: int, now_ns: int) -> Walk:
     """Finds or makes the node of each key, reserves its groups, and takes this rank's parts for the job."""
-    chunks, space, cache = core.chunks, job.space, job.cache
-    chunks.generation += 1
+    chunks, space = core.chunks, core.chunks.spaces[cache.digest]
+    chunks.next_generation()
     deadline_ns = now_ns + core.bounds.reserve_ttl_ms * MILLISECOND_NS
-    job.runs = [GroupRun(span.group, max(0, span.first - request.first_chunk), []) for span in spans]
+    nodes: list[Node] = []
+    runs = [GroupRun(span.group, max(0, span.first - request.first_chunk), []) for span in spans]
+    why: Why = ""
     writes = [_writes(cache, span.group) for span in spans]
     anchor, refused = parent, None
     chunks.pin(anchor)
@@ -111,22 +130,23 @@ def _walk(core: Core, job: Job, parent: Node, request: Store, *, spans: list[Spa
         here = [index for index, span in enumerate(spans) if span.first <= chunk < span.last]
         node = chunks.node_for(space, key, anchor, now_ns, cache.tenant)
         if node is None:
-            job.why = "full" if key not in space.nodes else "parent-absent"
+            why = "full" if key not in space.nodes else "parent-absent"
             break
         chunks.move_pin(space, anchor, node)
         anchor = node
         if not chunks.reserve(space, node, [spans[index].group for index in here], deadline_ns):
-            job.why, refused = "full", node
+            why, refused = "full", node
             break
-        job.walk.append(node)
+        nodes.append(node)
         for index in here:
             writers, writer, part = writes[index]
             mine = chunk % writers == writer
-            job.runs[index].slots.append(chunks.assign(node, part, job.number) if mine else ABSENT)
-    anchor.used = now_ns
+            runs[index].slots.append(chunks.assign(node, part, job) if mine else ABSENT)
+    anchor.touch(now_ns)
     chunks.unpin(space, anchor)
     if refused is not None:
         chunks.drop_if_bare(space, refused)
+    return Walk(nodes, runs, why)
 
 
 def _writes(cache: Cache, group: int) -> tuple[int, int, int]:
@@ -162,25 +182,29 @@ def _store_ended(core: Core, job: Job, done: Done) -> None:
             core.chunks.give_up(job.walk[position], part, job.number, reason)
     core.chunks.job_ended(job.number)
     if done.status in ("failed", "invalid"):
-        core.counters.stores += 1
-        core.counters.stores_failed += 1
+        core.counters.add("stores")
+        core.counters.add("stores_failed")
         family = DeviceError if done.status == "failed" else RequestError
         core.refuse(job.peer, job.request_id, family(done.code, done.message))
     else:
-        if done.status == "abandoned":
-            job.why = "abandoned"
-        core.counters.bytes_stored += done.bytes if kept else 0
+        core.counters.add("bytes_stored", done.bytes if kept else 0)
         _answer_store(
-            core, job, bytes_written=done.bytes if kept else 0, chunks_written=len(chunks_written), asked=len(job.walk)
+            core,
+            job,
+            "abandoned" if done.status == "abandoned" else job.why,
+            bytes_written=done.bytes if kept else 0,
+            chunks_written=len(chunks_written),
+            asked=len(job.walk),
         )
 
 
-def _answer_store(core: Core, job: Job, *, bytes_written: int, chunks_written: int, asked: int) -> None:
-    """Answers a store with the number of leading chunks whose shards of this rank are held now."""
+def _answer_store(core: Core, job: Job, why: Why, *, bytes_written: int, chunks_written: int, asked: int) -> None:
+    """Answers a store with the number of leading chunks whose shards of this rank are held now. why: why they are fewer
+    than asked, if that is known."""
     held, missing = _chunks_held(core, job)
-    why = job.why or missing
+    why = why or missing
     assert why or held == asked, "a store that is cut short says why"
-    core.counters.stores += 1
+    core.counters.add("stores")
     if why:
         core.counters.short_stores[why] += 1
     core.answer(job.peer, Stored(job.request_id, held, chunks_written, bytes_written, why))
@@ -233,13 +257,29 @@ def retrieve(core: Core, session: Session, peer: int, request: Retrieve, now_ns:
     needs = _needs(chain, spans)
     if needs and (core.disk is None or not core.disk.readable):
         raise DeviceError("disk-away", "some of it is on disk, which cannot be read now")
-    job = Job(core.number("job"), "retrieve", session, cache, lease.space, peer, request.id, now_ns, tail=lease.tail)
-    core.counters.retrieves += 1
+    job = Job(
+        number=core.number("job"),
+        kind="retrieve",
+        session=session,
+        cache=cache,
+        space=lease.space,
+        peer=peer,
+        request_id=request.id,
+        began_ns=now_ns,
+        tail=lease.tail,
+    )
+    core.counters.add("retrieves")
     core.chunks.pin(lease.tail)
     _register(core, job, request.deadline_ms, now_ns)
     if needs:
         assert core.disk is not None
-        job.held = Held(request, disk_waits.begin(core.disk, job.space, needs, job=job))
+        fetch = Fetch(
+            space=job.space,
+            needs=needs,
+            on_ready=lambda: release_held(core, job),
+            on_failed=lambda error, now_ns: give_up_held(core, job, error, now_ns),
+        )
+        job.hold(Held(request, core.disk.waits.begin(fetch)))
     else:
         _order_retrieve(core, job, chain, request, spans)
     lookup.use(core, session, lease, now_ns, more=request.more)  # last: reads that the lease wants too keep their turn
@@ -271,19 +311,21 @@ def _order_retrieve(core: Core, job: Job, chain: list[Node], request: Retrieve, 
 
 def release_held(core: Core, job: Job) -> None:
     """Orders a retrieve whose last chunk from disk has arrived in DRAM."""
-    assert job.held is not None
     assert job.tail is not None
-    request, job.held = job.held.request, None
+    request = job.take_held().request
     _order_retrieve(core, job, job.space.chain(job.tail), request, _spans(job.cache, request.groups))
 
 
 def give_up_held(core: Core, job: Job, error: DeviceError, now_ns: int) -> None:
     """Ends a retrieve that its mover was never told of. The client finds its job word LIVE and gives it up."""
-    assert job.held is not None
     assert core.disk is not None
-    disk_waits.end(core.disk, job.held.fetch)
-    job.held = None
-    ended(core, job, Done(job.number, "failed", 0, 0, error.code, error.message, job.cache.mode), now_ns)
+    core.disk.waits.end(job.take_held().fetch)
+    ended(core, job, failed(job, error.code, error.message), now_ns)
+
+
+def failed(job: Job, code: str, message: str) -> Done:
+    """The end of a job that moved nothing."""
+    return Done(job=job.number, status="failed", bytes=0, copy_ns=0, code=code, message=message, mode=job.cache.mode)
 
 
 def _leased_chain(lease: Lease) -> list[Node]:
@@ -305,18 +347,18 @@ def _slots(job: Job, chain: Sequence[Node], span: Span) -> bytes:
     return slots.tobytes()
 
 
-def _retrieve_ended(core: Core, job: Job, done: Done) -> None:
+def _retrieve_ended(core: Core, job: Job, done: Done, *, was_cancelled: bool) -> None:
     assert job.tail is not None
     core.chunks.unpin(job.space, job.tail)
     match done.status:
         case "done":
-            core.counters.bytes_retrieved += done.bytes
+            core.counters.add("bytes_retrieved", done.bytes)
             core.answer(job.peer, Retrieved(job.request_id, done.bytes))
         case "invalid":
             core.refuse(job.peer, job.request_id, RequestError(done.code, done.message))
         case "failed" | "abandoned":
             code = done.code or "abandoned"
-            why = "its time was over" if job.cancelled else "the client gave the job up"
+            why = "its time was over" if was_cancelled else "the client gave the job up"
             core.refuse(job.peer, job.request_id, DeviceError(code, done.message or why))
 
 
@@ -325,16 +367,14 @@ def _retrieve_ended(core: Core, job: Job, done: Done) -> None:
 
 def ended(core: Core, job: Job, done: Done, now_ns: int) -> None:
     """Ends a job: none of its copies can run any more."""
-    del core.jobs[job.number]
+    was_cancelled = job.state == "cancelled"
+    core.jobs.end(job)
     core.timers.cancel("job", job.number)
-    job.session.jobs.discard(job.number)
-    job.cache.jobs.discard(job.number)
-    job.cache.mover.jobs.discard(job.number)
     if job.cache.state == "unmapping" and not job.cache.jobs:
         await_unmapped(core, job.cache, now_ns)
     if job.held is not None:
         assert core.disk is not None
-        disk_waits.end(core.disk, job.held.fetch)
+        core.disk.waits.end(job.take_held().fetch)
     core.counters.jobs[done.status] += 1
     # The mover knows only its own half of engine-driven copies, and calls it direct. The client's half decides the
     # speed.
@@ -350,7 +390,7 @@ def ended(core: Core, job: Job, done: Done, now_ns: int) -> None:
     if job.kind == "store":
         _store_ended(core, job, done)
     else:
-        _retrieve_ended(core, job, done)
+        _retrieve_ended(core, job, done, was_cancelled=was_cancelled)
 
 
 def _tokens(job: Job) -> tuple[tuple[str, object], ...]:
@@ -364,7 +404,7 @@ def _tokens(job: Job) -> tuple[tuple[str, object], ...]:
 
 def lost(core: Core, job: Job, why: str, now_ns: int) -> None:
     """Ends a job whose mover has been reaped."""
-    ended(core, job, Done(job.number, "failed", 0, 0, "mover-lost", why, job.cache.mode), now_ns)
+    ended(core, job, failed(job, "mover-lost", why), now_ns)
 
 
 def overdue(core: Core, number: int, now_ns: int) -> Job | None:
@@ -373,7 +413,7 @@ def overdue(core: Core, number: int, now_ns: int) -> Job | None:
     if job.held is not None:
         give_up_held(core, job, DeviceError("disk-late", "its chunks did not come from disk in time"), now_ns)
         return None
-    if job.cancelled:
+    if job.state == "cancelled":
         return job
     _cancel(core, job, now_ns)
     return None
@@ -383,7 +423,7 @@ def cancel(core: Core, job: Job, now_ns: int) -> None:
     """Cancels a job whose client is gone or lets its cache go."""
     if job.held is not None:
         give_up_held(core, job, DeviceError("abandoned", "its cache or session was closed"), now_ns)
-    elif not job.cancelled:
+    elif job.state != "cancelled":
         _cancel(core, job, now_ns)
 
 
@@ -394,7 +434,7 @@ def await_unmapped(core: Core, cache: Cache, now_ns: int) -> None:
 
 def _cancel(core: Core, job: Job, now_ns: int) -> None:
     """Cancels a job at its mover, which has mover_grace_ms from now to end it, whatever its own deadline was."""
-    job.cancelled = True
+    job.become("cancelled")
     core.instruct(job.cache.mover, Cancel(job.number))
     core.timers.set(now_ns + core.bounds.mover_grace_ms * MILLISECOND_NS, "job", job.number)
 
@@ -405,15 +445,13 @@ def _submit(core: Core, job: Job, request: Store | Retrieve, copies: list[CopyGr
 
 
 def _register(core: Core, job: Job, deadline_ms: int, now_ns: int) -> None:
-    core.jobs[job.number] = job
-    job.session.jobs.add(job.number)
-    job.cache.jobs.add(job.number)
-    job.cache.mover.jobs.add(job.number)
+    core.jobs.begin(job)
     patience_ms = min(max(deadline_ms, 1), core.bounds.job_ttl_ms)
     core.timers.set(now_ns + patience_ms * MILLISECOND_NS, "job", job.number)
 
 
 def _order(core: Core, job: Job, request: Store | Retrieve, copies: list[CopyGroup]) -> None:
+    job.become("ordered")
     cache = job.cache
     order = Copy(job.number, job.kind, cache.number, request.word, request.generation, cache.mode, copies)
     core.instruct(cache.mover, order)

@@ -4,15 +4,18 @@ A note is written when a namespace is cleared or forgotten. Each new mover gets 
 is durable; then the caller of the Clear is answered. docs/disk.md says what a Clear guarantees.
 """
 
-import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from hashlib import sha256
 from itertools import islice
 
-from kvserver.errors import DeviceError, ResourceError
+from kvserver.errors import ResourceError
+from kvserver.index.tags import Tags
+from kvserver.service.holdings.chunks import Chunks
+from kvserver.service.holdings.disk_chunks import DiskChunks
 from kvserver.service.holdings.namespace_documents import document_of
-from kvserver.service.state.core import MILLISECOND_NS, Clearing, Core, DiskTier
-from kvserver.tiers.prefix_notes import prefix_document
+from kvserver.service.state.clears import Clear, Clears
+from kvserver.service.state.outbox import Outbox
+from kvserver.tiers.prefix_notes import ClearedPrefix, prefix_document
 from kvserver.tiers.records import encode_document
 from kvserver.wire.orders import ForgetNotes, Note, Noted
 
@@ -28,157 +31,199 @@ CLEARS_MAX = 1024
 """Clears that wait for the disks, or that no disk could note yet. Each is an order to the disk mover."""
 
 
-def check_clears(core: Core, notes: int) -> None:
-    """Raises ResourceError when too many clears would wait with this many more notes. Nothing has been cleared then."""
-    tier = core.disk
-    if tier is not None and sum(map(len, tier.clearing.values())) + len(tier.owed) + notes > CLEARS_MAX:
-        raise ResourceError("clears", f"more than {CLEARS_MAX} clears would wait for the disks")
+class ClearNotes:
+    """All notes that the devices have, or will have."""
 
+    def __init__(
+        self,
+        out: Outbox,
+        chunks: Chunks,
+        on_disk: DiskChunks,
+        clears: Clears,
+        send: Callable[[Note | ForgetNotes], bool],
+    ) -> None:
+        """send: gives an order to the disk mover. False when there is none."""
+        self._out = out
+        self._chunks = chunks
+        self._on_disk = on_disk
+        self._clears = clears
+        self._send = send
+        self.noted: dict[bytes, int] = {}
+        """Note -> the generation up to which it makes records void. The devices have these notes, or will have them."""
+        self.cleared: dict[bytes, ClearedPrefix] = {}
+        """Note -> the prefix that it clears (clear_prefix.py)."""
+        self.unnoted: set[bytes] = set()
+        """Notes in `noted` that may not be durable yet."""
+        self.owed: set[bytes] = set()
+        """Notes whose clear was answered with the error `disk-clear`."""
+        self.awaited: dict[bytes, list[Clear]] = {}
+        """Note -> clears that wait until it is durable."""
+        self.void_later: set[bytes] = set()
+        """Namespaces that were cleared before the mover had listed what is on disk."""
+        self.left_out: dict[bytes, Tags] = {}
+        """Namespace -> tags of its tenants, for namespaces that may be on disk and are not in the index. There was no
+        room for them, or they were forgotten."""
+        self.generation_max = 0
+        """Highest record generation that may be written. Every device has noted it (GENERATIONS)."""
+        self._described: set[bytes] = set()
+        """Namespaces whose document was sent to the mover."""
+        self._sent = 0
+        """Notes sent to the mover and not answered yet."""
+        self._silent_from_ns = 0
+        """Since when the mover has answered no note; 0: it answered one lately, or nobody has looked yet."""
 
-def void(core: Core, digest: bytes) -> None:
-    """Makes the records of a cleared namespace void, if the devices may know it."""
-    tier = core.disk
-    if tier is None or not _is_known(tier, digest):
-        return
-    if tier.listed:
-        make_void(core, tier, digest)
-    else:
-        tier.void_later.add(digest)
+    # ---------------------------------------------------------------- clears
 
+    def check_room(self, notes: int) -> None:
+        """Raises ResourceError when too many clears would wait with this many more notes. Nothing has been cleared
+        then."""
+        if sum(map(len, self.awaited.values())) + len(self.owed) + notes > CLEARS_MAX:
+            raise ResourceError("clears", f"more than {CLEARS_MAX} clears would wait for the disks")
 
-def answer_when_void(core: Core, clearing: Clearing, digests: Iterable[bytes], now_ns: int) -> None:
-    """Makes the records under all these notes void, and answers the caller of the clear when the devices have noted it.
-    The answer comes at once when the devices know none of them."""
-    tier = core.disk
-    known = [digest for digest in digests if tier is not None and _is_known(tier, digest)]
-    if tier is None or not known:
-        end(core, clearing)
-        return
-    clearing.left = dict.fromkeys(known, 0)
-    core.timers.set(now_ns + core.bounds.job_ttl_ms * MILLISECOND_NS, "clear", clearing.number)
-    for digest in known:
-        tier.clearing.setdefault(digest, []).append(clearing)
-        void(core, digest)
+    def clear_prefix(self, note: bytes, prefix: ClearedPrefix) -> None:
+        """The note will clear this prefix."""
+        self.cleared[note] = prefix
+        self.noted.setdefault(note, 0)
 
+    def void(self, digest: bytes, *, listed: bool) -> None:
+        """Makes all records written so far under a note void: now, or once the records on disk are listed."""
+        if listed:
+            self._void(digest)
+        else:
+            self.void_later.add(digest)
 
-def _is_known(tier: DiskTier, digest: bytes) -> bool:
-    """A device has records under this note, or may have some."""
-    return not tier.listed or digest in tier.noted or not tier.all_known
+    def void_waiting(self) -> None:
+        """The records on disk are listed."""
+        for digest in sorted(self.void_later):
+            self._void(digest)
+        self.void_later.clear()
 
+    def answer_when_void(self, clear: Clear, digests: list[bytes], *, listed: bool) -> None:
+        """Makes the records under all these notes void, and ends the clear when the devices have noted it."""
+        clear.await_notes(digests)
+        for digest in digests:
+            self.awaited.setdefault(digest, []).append(clear)
+            self.void(digest, listed=listed)
 
-def make_void(core: Core, tier: DiskTier, digest: bytes) -> None:
-    """Makes all records written so far void. The next write has a higher generation."""
-    tier.noted[digest] = core.chunks.generation = core.chunks.generation + 1
-    for clearing in tier.clearing.get(digest, ()):
-        clearing.left[digest] = clearing.left[digest] or tier.noted[digest]
-    if digest not in core.chunks.spaces:
-        tier.described.discard(digest)
-    write(core, tier, digest)
+    def give_up(self, number: int) -> None:
+        """Ends a clear that has waited for the devices as long as a job may run."""
+        clear = next(each for waiting in self.awaited.values() for each in waiting if each.number == number)
+        for digest in clear.left:
+            self.owed.add(digest)
+            self.awaited[digest].remove(clear)
+            if not self.awaited[digest]:
+                del self.awaited[digest]
+        clear.fail("the disks have not confirmed it in time")
+        self._clears.end(clear)
 
+    # ---------------------------------------------------------------- notes
 
-def reserve_generations(core: Core, tier: DiskTier) -> None:
-    """Has the devices note the next generations before records are written with them."""
-    if core.chunks.generation + GENERATIONS_AHEAD // 2 > tier.noted.get(GENERATIONS, 0):
-        tier.noted[GENERATIONS] = core.chunks.generation + GENERATIONS_AHEAD
-        write(core, tier, GENERATIONS)
+    def found(self, note: bytes, void: int, prefix: ClearedPrefix | None) -> None:
+        """A device has this note from an earlier brain."""
+        self.noted[note] = max(void, self.noted.get(note, 0))
+        if prefix is not None:
+            self.cleared[note] = prefix
 
+    def reserve_generations(self) -> None:
+        """Has the devices note the next generations before records are written with them."""
+        if self._chunks.generation + GENERATIONS_AHEAD // 2 > self.noted.get(GENERATIONS, 0):
+            self.noted[GENERATIONS] = self._chunks.generation + GENERATIONS_AHEAD
+            self._write(GENERATIONS)
 
-def write(core: Core, tier: DiskTier, digest: bytes) -> None:
-    """Sends the note now. Each new mover gets it again until one has said that it is durable."""
-    tier.unnoted.add(digest)
-    if tier.mover is None:
-        return
-    tier.notes_sent += 1
-    core.instruct(tier.mover, Note(digest, _document(core, tier, digest), tier.noted[digest]))
+    def describe(self, digest: bytes, before: int) -> None:
+        """Has the devices note a namespace's document before its first record, which has the generation after `before`.
+        If they had no note of it, an older one may have been forgotten, so earlier records of the namespace are void.
+        """
+        if digest not in self._described:
+            self._described.add(digest)
+            self.noted.setdefault(digest, before)
+            self._write(digest)
 
+    def write_again(self) -> None:
+        """Sends all notes that no mover has confirmed as durable."""
+        for note in sorted(self.unnoted):
+            self._write(note)
 
-def _document(core: Core, tier: DiskTier, digest: bytes) -> bytes:
-    """The document that the note carries; empty: the devices keep the one they know."""
-    if (prefix := tier.cleared.get(digest)) is not None:
-        return prefix_document(prefix)
-    space = core.chunks.spaces.get(digest)
-    whole = space is not None and tier.chunks.writable(space)  # also False while a rank's shape is unknown
-    return encode_document(document_of(space)) if space is not None and whole else b""
+    def forget_oldest(self, notes_max: int) -> None:
+        """Removes the oldest notes of namespaces outside the index when there are more than that. All that devices hold
+        of these namespaces is void, also on devices that are away. Notes of cleared prefixes stay, because their
+        namespaces may live (clear_prefix.py)."""
+        if len(self.noted) - len(self.cleared) > notes_max:
+            needed = self._chunks.spaces.keys() | self.cleared.keys() | {GENERATIONS}
+            self.forget(note for note in self.noted if note not in needed)
 
+    def forget(self, notes: Iterable[bytes]) -> None:
+        """Removes some of these notes: durable ones that no clear waits for. Only records written so far, of namespaces
+        without a note, may be lost with them."""
+        over = (note for note in notes if note not in self.awaited and note not in self.unnoted)
+        old = list(islice(over, FORGOTTEN_AT_ONCE))
+        for note in old:
+            del self.noted[note]
+            self._described.discard(note)
+            self.left_out.pop(note, None)
+            self.cleared.pop(note, None)
+        if old:
+            self._send(ForgetNotes(old, self._chunks.generation))
+            self._out.log("notes forgotten", ("notes", len(old)))
 
-def forget_oldest(core: Core, tier: DiskTier) -> None:
-    """Removes the oldest notes of namespaces outside the index when there are too many. All that devices hold of these
-    namespaces is void, also on devices that are away. Notes of cleared prefixes stay, because their namespaces may live
-    (clear_prefix.py)."""
-    if len(tier.noted) - len(tier.cleared) <= core.bounds.namespaces_max + core.bounds.notes_max:
-        return
-    needed = core.chunks.spaces.keys() | tier.cleared.keys() | {GENERATIONS}
-    forget(core, tier, (digest for digest in tier.noted if digest not in needed))
+    def heed(self, noted: Noted, why_not: Callable[[], str]) -> None:
+        """Heeds the end of a note. why_not: says why no device could write it."""
+        self._sent -= 1
+        self._silent_from_ns = 0
+        note = noted.namespace
+        if noted.kept and noted.void == self.noted.get(note):
+            self.unnoted.discard(note)
+            if note in self.owed:
+                self.owed.discard(note)
+                self._out.log("clear durable", ("namespace", note[:6].hex()), ("left", len(self.owed)))
+        if note == GENERATIONS and noted.kept:
+            self.generation_max = max(noted.void, self.generation_max)
+        waiting = self.awaited.pop(note, [])
+        if later := [clear for clear in waiting if not clear.is_kept_by(note, noted.void)]:
+            self.awaited[note] = later
+        for clear in waiting:
+            if clear not in later:
+                if not noted.kept:
+                    self.owed.add(note)
+                    clear.fail(f"not durable yet on {why_not() or 'any device'}; it is tried again until it is")
+                if clear.note_ended(note):
+                    self._clears.end(clear)
 
+    # ---------------------------------------------------------------- the mover
 
-def forget(core: Core, tier: DiskTier, digests: Iterable[bytes]) -> None:
-    """Removes some of these notes: durable ones that no clear waits for. Only records written so far, of namespaces
-    without a note, may be lost with them."""
-    assert tier.mover is not None
-    over = (digest for digest in digests if digest not in tier.clearing and digest not in tier.unnoted)
-    old = list(islice(over, FORGOTTEN_AT_ONCE))
-    for digest in old:
-        del tier.noted[digest]
-        tier.described.discard(digest)
-        tier.left_out.pop(digest, None)
-        tier.cleared.pop(digest, None)
-    if old:
-        core.instruct(tier.mover, ForgetNotes(old, core.chunks.generation))
-        core.log("notes forgotten", ("notes", len(old)))
+    def mover_ended(self) -> None:
+        """The mover answers nothing any more."""
+        self._sent = self._silent_from_ns = 0
 
+    def silent_ns(self, now_ns: int) -> int:
+        """How long the mover has left a note unanswered. To be asked at each tick."""
+        if not self._sent:
+            self._silent_from_ns = 0
+        elif not self._silent_from_ns:
+            self._silent_from_ns = now_ns
+        return now_ns - self._silent_from_ns if self._silent_from_ns else 0
 
-def heed(core: Core, tier: DiskTier, noted: Noted) -> None:
-    tier.notes_sent -= 1
-    tier.silent_from_ns = 0
-    if noted.kept and noted.void == tier.noted.get(noted.namespace):
-        tier.unnoted.discard(noted.namespace)
-        if noted.namespace in tier.owed:
-            tier.owed.discard(noted.namespace)
-            core.log("clear durable", ("namespace", noted.namespace[:6].hex()), ("left", len(tier.owed)))
-    if noted.namespace == GENERATIONS and noted.kept:
-        tier.generation_max = max(noted.void, tier.generation_max)
-    waiting = tier.clearing.pop(noted.namespace, [])
-    later = [clearing for clearing in waiting if not 0 < clearing.left[noted.namespace] <= noted.void]
-    if later:
-        tier.clearing[noted.namespace] = later
-    for clearing in waiting:
-        if clearing not in later:
-            del clearing.left[noted.namespace]
-            if not noted.kept:
-                tier.owed.add(noted.namespace)
-                clearing.why = _why_not_noted(core, tier)
-            if not clearing.left:
-                end(core, clearing)
+    # ---------------------------------------------------------------- inside
 
+    def _void(self, digest: bytes) -> None:
+        """Makes all records written so far void. The next write has a higher generation."""
+        self.noted[digest] = self._chunks.next_generation()
+        for clear in self.awaited.get(digest, ()):
+            clear.note_says(digest, self.noted[digest])
+        if digest not in self._chunks.spaces:
+            self._described.discard(digest)
+        self._write(digest)
 
-def _why_not_noted(core: Core, tier: DiskTier) -> str:
-    """The reason for the client. It names each device that has a problem: its directory, else its number."""
-    said = [f"{core.named(device)[-1][1]} ({problem})" for device, problem in enumerate(tier.problems) if problem]
-    return f"not durable yet on {' and '.join(said) or 'any device'}; it is tried again until it is"
+    def _write(self, note: bytes) -> None:
+        """Sends the note now. Each new mover gets it again until one has said that it is durable."""
+        self.unnoted.add(note)
+        self._sent += self._send(Note(note, self._document(note), self.noted[note]))
 
-
-def end(core: Core, clearing: Clearing) -> None:
-    """Ends a clear: all its notes are durable, or it stops waiting. Without a durable note the chunks are gone from
-    memory, but they may return if the whole server restarts before the devices could be told."""
-    core.timers.cancel("clear", clearing.number)
-    if any(space in core.chunks.emptying for space in clearing.spaces):
-        core.clears_going.append(clearing)
-        return
-    done, why = clearing.done, clearing.why
-    if not why:
-        core.answer(clearing.peer, done)
-        return
-    core.log("clear not durable", ("chunks", done.chunks), ("why", why), level=logging.WARNING)
-    core.refuse(clearing.peer, done.id, DeviceError("disk-clear", f"cleared in memory; {why}"))
-
-
-def overdue(core: Core, tier: DiskTier, number: int) -> None:
-    """Ends a clear that has waited for the devices as long as a job may run."""
-    clearing = next(each for waiting in tier.clearing.values() for each in waiting if each.number == number)
-    for digest in clearing.left:
-        tier.owed.add(digest)
-        tier.clearing[digest].remove(clearing)
-        if not tier.clearing[digest]:
-            del tier.clearing[digest]
-    clearing.why = "the disks have not confirmed it in time"
-    end(core, clearing)
+    def _document(self, note: bytes) -> bytes:
+        """The document that the note carries; empty: the devices keep the one they know."""
+        if (prefix := self.cleared.get(note)) is not None:
+            return prefix_document(prefix)
+        space = self._chunks.spaces.get(note)
+        if space is None or not self._on_disk.writable(space):  # not writable: also while a rank's shape is unknown
+            return b""
+        return encode_document(document_of(space))

@@ -7,7 +7,7 @@ sessions, jobs in flight) are gauges instead, see wire/status.py. Names and form
 from bisect import bisect_left
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import get_args
+from typing import Literal, get_args
 
 from kvserver.tiers.placement import REFUSALS
 from kvserver.wire.messages import Mode, Why
@@ -30,6 +30,37 @@ SHORT_WHYS = tuple(why for why in get_args(Why) if why)
 MODES: tuple[str, ...] = get_args(Mode)
 IN_PARTS = ("job_seconds", "lookup_tokens_by_model", "worker_bytes")
 """Counters that are tables of tables, shown in /metrics only."""
+
+Count = Literal[
+    "bytes_retrieved",
+    "bytes_stored",
+    "chunks_stored",
+    "disk_damaged",
+    "disk_evictions",
+    "disk_lost",
+    "disk_read_bytes",
+    "disk_reads",
+    "disk_recovered",
+    "disk_rewritten_bytes",
+    "disk_writes",
+    "disk_written_bytes",
+    "evicted_bytes",
+    "evicted_to_disk",
+    "leases_expired",
+    "leases_granted",
+    "leases_released",
+    "ledger_damaged",
+    "lookups",
+    "lookups_hit",
+    "mover_restarts",
+    "replies_dropped",
+    "retrieves",
+    "sessions_closed",
+    "sessions_opened",
+    "stores",
+    "stores_failed",
+]
+"""The plain counts of Counters, to which add() adds."""
 
 LOOKUP_SECONDS = (10e-6, 20e-6, 40e-6, 80e-6, 160e-6, 320e-6, 640e-6, 1.28e-3, 2.56e-3, 5.12e-3, 20e-3, 100e-3)
 JOB_SECONDS = (0.5e-3, 1e-3, 2e-3, 4e-3, 8e-3, 16e-3, 32e-3, 64e-3, 128e-3, 256e-3, 0.5, 1.0, 2.0, 5.0, 20.0, 60.0)
@@ -228,6 +259,10 @@ class Counters:
         if model not in rows and len(rows) >= MODELS_MAX:
             model = OTHER_MODELS
         return rows.setdefault(model, dict.fromkeys(LOOKUP_RESULTS, 0))
+
+    def add(self, name: Count, number: int = 1) -> None:
+        """Adds to one of the plain counts."""
+        setattr(self, name, getattr(self, name) + number)
 
     def moved(self, kind: str, rank: int, count: int) -> None:
         """Counts bytes of a job by kind and worker."""

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, get_args
 
 from kvserver.index.space import Node
 
-DEPARTED_MAX = 131_072
+EVICTED_KEYS_MAX = 131_072
 """Chunks that are remembered, in 2.1 MiB. The head of a prompt leaves last, and the next lookup misses it first."""
 WAYS = 4
 PRIME = (1 << 64) - 59
@@ -34,12 +34,12 @@ class Departure(NamedTuple):
     at_ns: int
 
 
-class Departed:
-    """The chunks that left last, by namespace and key. It holds about as many as the index does, DEPARTED_MAX at
+class EvictedKeys:
+    """The chunks that left last, by namespace and key. It holds about as many as the index does, EVICTED_KEYS_MAX at
     most."""
 
     def __init__(self, chunks_max: int) -> None:
-        self._rows = 1 << max(0, (min(DEPARTED_MAX, chunks_max) // WAYS - 1).bit_length())
+        self._rows = 1 << max(0, (min(EVICTED_KEYS_MAX, chunks_max) // WAYS - 1).bit_length())
         places = self._rows * WAYS
         self._names = array("Q", bytes(8 * places))
         """Hash of namespace and key (_name); 0 where nothing is remembered."""

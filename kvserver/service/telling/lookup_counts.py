@@ -1,65 +1,82 @@
 """Counters of lookups, updated after the reply is out.
 
-`note()` queues one row, and the lookup is answered. The shell calls `settle()` afterwards, while the engine wakes up:
-cold code takes some microseconds, and no lookup shall wait for that. Call `settle()` before reading these counters.
+`note()` queues one result, and the lookup is answered. The shell calls `settle()` afterwards, while the engine wakes
+up: cold code takes some microseconds, and no lookup shall wait for that. Call `settle()` before reading these counters.
 """
 
 from collections.abc import Iterator
+from typing import Literal, NamedTuple
 
-from kvserver.index.space import Space
+from kvserver.index.space import Node, Space
 from kvserver.service.telling.counters import Counters
 from kvserver.service.telling.reuse import Reuse
 from kvserver.wire.messages import KEY_BYTES
 
-NOTES_MAX = 64
-"""Rows that may be queued. The lookup that fills the queue settles it."""
+RESULTS_MAX = 64
+"""Results that may be queued. The lookup that fills the queue settles it."""
 
-Note = tuple[Space | None, bytes, int, int, int, bool, str]
-"""One accepted lookup: its namespace, if known; the packed keys; the number of chunks held, of those offered, and of
-those on disk alone; whether it got a lease; why the held prefix ends (miss_reason.py)."""
+Ending = Literal["whole", "absent", "gone", "writing", "partial", "declined", "disk-away", "namespace", "recovering"]
+"""Why a found prefix ends (requests/miss_reason.py). One of counters.LOOKUP_ENDS."""
 
 
-class Asked:
+class LookupResult(NamedTuple):
+    """What an accepted lookup found. chunks asked for >= held >= chunks >= len(away)."""
+
+    space: Space | None
+    """The namespace; None if it is unknown, or the engine may not see it."""
+    keys: bytes
+    """The packed keys that were asked for."""
+    held: int
+    """Leading chunks that are held."""
+    chunks: int
+    """Leading chunks that are offered."""
+    away: dict[Node, int]
+    """Offered chunks that have to be read from disk first: node -> groups (bits), head first."""
+    leased: bool
+    """The lookup gets a lease: as many chunks are offered as the client wants at least."""
+    why: Ending
+    """Why the prefix ends."""
+
+
+class LookupCounts:
     """The queue of lookups to count. Call settle() before reading the counters of lookups, or the reuse."""
 
     def __init__(self, counters: Counters, reuse: Reuse) -> None:
         self._counters = counters
         self._reuse = reuse
         self._nobodys = counters.lookup_tokens_of("")
-        self._notes: list[Note] = []
+        self._results: list[LookupResult] = []
 
-    def note(  # noqa: PLR0917 - keywords cost a quarter of a microsecond of every lookup
-        self, space: Space | None, keys: bytes, held: int, offered: int, away: int, leased: bool, why: str
-    ) -> None:
-        """Queues one lookup, see Note."""
-        self._counters.lookups += 1
-        self._notes.append((space, keys, held, offered, away, leased, why))
-        if len(self._notes) == NOTES_MAX:
+    def note(self, result: LookupResult) -> None:
+        """Queues the result of one lookup."""
+        self._counters.add("lookups")
+        self._results.append(result)
+        if len(self._results) == RESULTS_MAX:
             self.settle()
 
     def settle(self) -> None:
         """Counts the queued lookups."""
         counters = self._counters
-        for space, keys, held, offered, away, leased, why in self._notes:
-            counters.lookups_hit += leased
-            counters.lookup_ends[why] += 1
-            asked, each, tokens = len(keys) // KEY_BYTES, 0, self._nobodys
+        for result in self._results:
+            space = result.space
+            counters.add("lookups_hit", result.leased)
+            counters.lookup_ends[result.why] += 1
+            each, tokens = 0, self._nobodys
             if space is not None:
-                self._reuse.asked(space.digest, keys)
+                self._reuse.asked(space.digest, result.keys)
                 each, tokens = space.geometry.chunk_tokens, space.lookup_tokens
-            for result, chunks in _results(asked, held, offered, away, leased=leased):
-                counters.lookup_chunks[result] += chunks
-                tokens[result] += chunks * each
-        self._notes.clear()
+            for name, chunks in _chunks_by_result(result):
+                counters.lookup_chunks[name] += chunks
+                tokens[name] += chunks * each
+        self._results.clear()
 
 
-def _results(asked: int, held: int, offered: int, away: int, *, leased: bool) -> Iterator[tuple[str, int]]:
-    """Splits the chunks that were asked for by result, each counted once. asked >= held >= offered >= away (to be read
-    first)."""
-    if leased:
-        yield "dram", offered - away
-        yield "disk", away
+def _chunks_by_result(result: LookupResult) -> Iterator[tuple[str, int]]:
+    """Splits the chunks that were asked for by result, each counted once."""
+    if result.leased:
+        yield "dram", result.chunks - len(result.away)
+        yield "disk", len(result.away)
     else:
-        yield "unwanted", offered
-    yield "declined", held - offered
-    yield "miss", asked - held
+        yield "unwanted", result.chunks
+    yield "declined", result.held - result.chunks
+    yield "miss", len(result.keys) // KEY_BYTES - result.held

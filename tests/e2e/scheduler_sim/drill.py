@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from kvclient.offload.decide import Offload
-from kvclient.offload.questions import Questions
+from kvclient.offload.lookups import Lookups
 from kvclient.vllm import connector as vllm
 from kvclient.vllm.keys import Keyer
-from kvclient.vllm.other_connectors import Doubts
+from kvclient.vllm.other_connectors import UncheckedLoads
 from kvclient.vllm.pins import Pins
 from tests.drill.report import try_all
 
@@ -24,7 +24,7 @@ SEED0 = 500_000
 EVENTS = 400
 
 _computed = Offload.computed
-_init = Doubts.__init__
+_init = UncheckedLoads.__init__
 
 
 class Bug(NamedTuple):
@@ -62,7 +62,7 @@ BUGS = (
         lambda offload, request, tokens, now_s: _computed(offload, request, tokens + 1, now_s),
     ),
     Bug("P1", "keys stay the same behind a reset", Keyer, "reset", lambda keyer: None),
-    Bug("P5", "leases are not given back", Questions, "release", lambda questions, lease: None),
+    Bug("P5", "leases are not given back", Lookups, "release", lambda lookups, lease: None),
     Bug(
         "P2",
         "failed loads are not told of",
@@ -70,10 +70,26 @@ BUGS = (
         "get_block_ids_with_load_errors",
         lambda connector: set(),
     ),
-    Bug("P1", "what another connector brings is there", Doubts, "holds_back", lambda doubts, *_, **__: False, True),
-    Bug("P1", "what it failed to bring for a request that is gone is right", Doubts, "forget", _forgotten, True),
+    Bug(
+        "P1",
+        "what another connector brings is there",
+        UncheckedLoads,
+        "holds_back",
+        lambda doubts, *_, **__: False,
+        True,
+    ),
+    Bug(
+        "P1", "what it failed to bring for a request that is gone is right", UncheckedLoads, "forget", _forgotten, True
+    ),
     # A former bug: wrong KV, from requests that vLLM itself confuses.
-    Bug("P1", "an engine that is a step ahead sets requests back as others do", Doubts, "__init__", _never_ahead, True),
+    Bug(
+        "P1",
+        "an engine that is a step ahead sets requests back as others do",
+        UncheckedLoads,
+        "__init__",
+        _never_ahead,
+        True,
+    ),
     # A former bug: wrong output, because a window was taken for a prefix.
     Bug(
         "P1",

@@ -32,14 +32,14 @@ MUST_BE_EMPTY = attrgetter(
     "untold",
     "pins._held",
     "pins._kept",
-    "_doubts._loads",
-    "_doubts._lost",
+    "_unchecked._loads",
+    "_unchecked._lost",
     "_offload._requests",
     "_offload._unasked",
     "_offload._ahead",
     "_offload._retrieves._jobs",
     "_offload._stores._jobs",
-    "_offload._questions._in_flight",
+    "_offload._lookups._in_flight",
 )
 """State of the scheduler's half that must be empty after the last request."""
 

@@ -15,7 +15,8 @@ from kvserver.service import service
 from kvserver.service.disk import recovery
 from kvserver.service.holdings.disk_chunks import DiskChunks
 from kvserver.service.holdings.place_owners import DiskJob
-from kvserver.service.state.core import Core, DiskTier
+from kvserver.service.state.core import Core
+from kvserver.service.state.disk_tier import DiskTier
 from tests.process.checked import checked
 from tests.process.disk_faults.program import FOLDER
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from kvserver.replay.options import Arm, ReplayOptions
+from benchmarks.replay.options import Arm, ReplayOptions
 
 SMALL = ReplayOptions(
     requests=150,

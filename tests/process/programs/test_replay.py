@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.replay.options import Arm, ReplayOptions
+from benchmarks.replay.progress import Progress
+from benchmarks.replay.result import ReplayResult
+from benchmarks.replay.run import run
 from kvserver.errors import ResourceError
-from kvserver.replay.options import Arm, ReplayOptions
-from kvserver.replay.progress import Progress
-from kvserver.replay.result import ReplayResult
-from kvserver.replay.run import run
 from tests.process.harness import Server, command_of, is_gone, pids_below, until
 from tests.process.programs.replays import SMALL, TOO_SMALL
 

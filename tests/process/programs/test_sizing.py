@@ -3,8 +3,8 @@
 from dataclasses import replace
 from statistics import mean
 
-from kvserver.replay.options import Arm
-from kvserver.replay.run import run as replay
+from benchmarks.replay.options import Arm
+from benchmarks.replay.run import run as replay
 from kvserver.sizing.options import SizingOptions
 from kvserver.sizing.run import run
 from tests.process.programs.replays import TOO_SMALL

@@ -8,7 +8,8 @@ from array import array
 import pytest
 
 from kvclient import Blocks, Cache, CacheSpec, Client, HostBuffer, chunk_keys
-from kvclient.vllm.layout import chosen_chunk_tokens, group_specs, groups_of, layout_of
+from kvclient.offload.settings import chosen_chunk_tokens
+from kvclient.vllm.layout import group_specs, groups_of, layout_of
 from kvserver._native import create_memfd
 from tests.process.engine import PATIENT
 from tests.process.harness import WAIT_S, Server
@@ -32,7 +33,7 @@ class Engine:
         found = layout_of(described, caches, known(beside, caches))
         groups = groups_of(described)
         self.chunk_tokens = chosen_chunk_tokens(groups, 0)
-        self.namespace = namespace(beside=found.beside)
+        self.namespace = namespace(beside=found.side_tensors)
         self.memory = {each.address: create_memfd("pool", each.bytes) for each in found.allocations}
         self.tensors = [(caches[name], layer.kv_scale) for name, layer in layers.items()]
         self.client = Client(server.path, engine=cache_dtype, timeouts=PATIENT)

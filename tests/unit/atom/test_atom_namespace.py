@@ -6,17 +6,18 @@ from typing import Any
 
 import pytest
 
-from kvclient.atom.layout import Allocation, Layout, Segment
+from kvclient.atom.layout import Layout, Segment
 from kvclient.atom.namespace import facts_of, models_of
 from kvclient.identity.model_files import code_digest
 from kvclient.keys import namespace_digest
+from kvclient.memory.layouts import Extent
 from kvserver.errors import RequestError
 
 SETTINGS: dict[str, object] = {"hidden_size": 48, "rope_parameters": {"rope_type": "llama3"}}
 
 
 def layout(kind: str = "float8", shape: tuple[int, ...] = (14, 3, 5, 16, 8), layer: str = "layer_0") -> Layout:
-    return Layout([Allocation(1, 2)], [], [Segment("k_cache", layer, Allocation(1, 2), 0, 7 * 64, shape, kind)])
+    return Layout([Extent(1, 2)], [], [Segment("k_cache", layer, Extent(1, 2), 0, 7 * 64, shape, kind)])
 
 
 def digest(**changed: Any) -> bytes:

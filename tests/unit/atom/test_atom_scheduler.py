@@ -2,6 +2,8 @@
 
 For cases that need exact numbers, or an engine that differs from today's ATOM."""
 
+import logging
+import re
 import sys
 from enum import Enum, auto
 from pathlib import Path
@@ -144,7 +146,7 @@ def test_a_head_of_the_queue_that_is_asked_again_and_again_asks_the_server_once(
 def test_without_the_ranks_namespace_nothing_is_asked_nor_stored() -> None:
     """ATOM's `multi` passes on no rank's report: no store would be seen to end, so its blocks would never come back."""
     desk = Desk(held=12)
-    desk.scheduler._asking.namespace = b""
+    desk.scheduler._exchange.use_namespace(b"")
     seq = sequence(50)
     assert not desk.admit(seq, hbm=0)
     assert desk.server.asked == 0
@@ -174,8 +176,9 @@ def test_a_store_with_a_gap_ends_the_chain() -> None:
     (store,) = desk.scheduler.step().stores
     assert isinstance(store.request, Name)
     done = operation(1, store.job)
-    assert desk.scheduler.jobs.ended([done]) == {done: 2}
-    desk.scheduler.ended(loaded=(), failed=(), saved={done: 2}, gaps={done})
+    ended = desk.scheduler.jobs.ended([done])
+    assert [(job.is_retrieve, job.chunks) for job in ended.values()] == [(False, 2)]
+    desk.scheduler.ended(ended, failed=(), gaps={done})
     seq.num_cached_tokens = 60
     assert desk.scheduler.step().requests == ()
 
@@ -226,8 +229,7 @@ def test_a_prefill_that_was_preempted_before_any_output_is_loaded_again() -> Non
     assert desk.admit(seq, hbm=0)
     (first,) = desk.scheduler.step().retrieves
     done = operation(1, first.job)
-    desk.scheduler.jobs.ended([done])
-    desk.scheduler.ended(loaded=[done], failed=(), saved={}, gaps=())
+    desk.scheduler.ended(desk.scheduler.jobs.ended([done]), failed=(), gaps=())
     seq.offload_loaded, seq.num_cached_tokens = True, 36
     seq.block_table = list(range(20, 33))  # preempted, and allocated anew
     assert desk.admit(seq, hbm=8)
@@ -270,14 +272,12 @@ def test_the_end_of_an_earlier_lifes_load_changes_nothing_for_the_next() -> None
     assert desk.admit(new, hbm=12)
     first, second = desk.scheduler.step().retrieves
     late = operation(77, first.job)
-    desk.scheduler.jobs.ended([late])
-    desk.scheduler.ended(loaded=(), failed=[late], saved={}, gaps=())
+    desk.scheduler.ended(desk.scheduler.jobs.ended([late]), failed=[late], gaps=())
     assert not desk.scheduler.jobs.holds(old)
     assert desk.scheduler.jobs.holds(new)
     assert not desk.scheduler.may_free(new)
     done = operation(77, second.job)
-    desk.scheduler.jobs.ended([done])
-    desk.scheduler.ended(loaded=[done], failed=(), saved={}, gaps=())
+    desk.scheduler.ended(desk.scheduler.jobs.ended([done]), failed=(), gaps=())
     new.num_cached_tokens = 50
     (store,) = desk.scheduler.step().stores
     assert (store.request, store.first_chunk, store.chunks) == (second.request, 3, 1), "what it loaded stays stored"
@@ -347,7 +347,7 @@ def test_what_the_server_has_lost_is_stored_although_the_answer_came_after_the_a
     seq.num_cached_tokens = 50
     (store,) = desk.scheduler.step().stores
     done = operation(1, store.job)
-    desk.scheduler.ended(loaded=(), failed=(), saved=desk.scheduler.jobs.ended([done]), gaps=())
+    desk.scheduler.ended(desk.scheduler.jobs.ended([done]), failed=(), gaps=())
     seq.num_cached_tokens, seq.block_table = 0, []  # preempted, and the server evicts it meanwhile
     desk.server.is_slow = True
     desk.admit(seq, hbm=0)
@@ -404,3 +404,31 @@ def test_a_prompt_with_an_image_is_not_looked_through_for_what_atom_left_out() -
     desk.admit(pictured, hbm=36)
     pictured.num_cached_tokens = 50
     assert [order.request.id for order in desk.scheduler.step().stores] == [1]
+
+
+def test_a_load_has_its_milliseconds_and_the_request_its_own_id(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "atom.kvserver")
+    desk = Desk(held=36)
+    seq = sequence(50, name=77)
+    assert desk.admit(seq, hbm=0)
+    (load,) = desk.scheduler.step().retrieves
+    desk.scheduler.ended(desk.scheduler.jobs.ended([operation(77, load.job)]), failed=(), gaps=())
+    desk.scheduler.finished(seq)
+    desk.scheduler.step()
+    (line,) = [record.message for record in caplog.records if record.message.startswith("request=")]
+    assert re.fullmatch(r"request=77 prompt=50 hbm=0 hit=36 loaded=36 load_ms=\d+\.\d stored=0", line)
+
+
+def test_without_a_namespace_it_is_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "atom.kvserver")
+    desk = Desk(held=36)
+    desk.scheduler._exchange.use_namespace(b"")
+    seq = sequence(50)
+    assert not desk.admit(seq, hbm=0)
+    seq.num_cached_tokens = 50
+    assert desk.scheduler.step().requests == ()
+    desk.scheduler.finished(seq)
+    desk.scheduler.step()
+    (line,) = [record.message for record in caplog.records if record.message.startswith("request=")]
+    assert line.endswith(" loaded=0 stored=0 why=no-namespace")
+    assert desk.server.asked == 0

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from kvclient.atom.settings import Settings, chosen_chunk_tokens, parse, role_of
+from kvclient.atom.settings import Settings, parse, role_of
+from kvclient.offload.settings import chosen_chunk_tokens
+from kvclient.offload.values import Group
 from kvserver.errors import RequestError
 
 
@@ -64,12 +66,12 @@ def test_an_unknown_role_is_refused() -> None:
 
 @pytest.mark.parametrize(("block", "wanted", "chosen"), [(16, 0, 256), (48, 0, 288), (1024, 0, 1024), (48, 96, 96)])
 def test_a_chunk_is_whole_blocks(block: int, wanted: int, chosen: int) -> None:
-    assert chosen_chunk_tokens(block, wanted) == chosen
+    assert chosen_chunk_tokens([Group(block)], wanted) == chosen
 
 
 def test_a_chunk_of_part_of_a_block_is_refused() -> None:
     with pytest.raises(RequestError, match="multiple of 48"):
-        chosen_chunk_tokens(48, 256)
+        chosen_chunk_tokens([Group(48)], 256)
 
 
 def test_the_manual_lists_every_option_with_its_default() -> None:

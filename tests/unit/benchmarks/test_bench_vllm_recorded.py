@@ -9,8 +9,8 @@ import pytest
 from benchmarks.vllm_load.asks import Ask, Fork, Line, token_ids
 from benchmarks.vllm_load.recorded import PRESETS, Recorded
 from kvserver.errors import ConfigError
-from kvserver.replay.trace import load
-from kvserver.replay.workload import requests_of_one_pass
+from kvserver.sizing.trace import load
+from kvserver.sizing.workload import requests_of_one_pass
 
 PARENT = {
     "id": "a",

@@ -5,8 +5,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.replay.options import ReplayOptions
 from benchmarks.replay_ideal import NEVER, Ask, Belady, Lru, asks, hit_tokens, needs
-from kvserver.replay.options import ReplayOptions
 
 OPTIONS = ReplayOptions(block_tokens=1, blocks_per_chunk=1, regions=1, page_bytes=8, context_tokens_max=100)
 

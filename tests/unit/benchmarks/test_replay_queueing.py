@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvserver.replay.queueing import Work, answer_all
-from kvserver.replay.workload import Prompt
+from benchmarks.replay.queueing import Work, answer_all
+from kvserver.sizing.workload import Prompt
 
 
 def _prompt(index: int, at_s: float, *, worker: int = 0, after: tuple[int, ...] = ()) -> Prompt:

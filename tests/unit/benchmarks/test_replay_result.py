@@ -5,14 +5,14 @@ import json
 import msgspec
 import pytest
 
-from kvserver.replay.cost import CostModel
-from kvserver.replay.options import ReplayOptions
-from kvserver.replay.outcome import Outcome
-from kvserver.replay.report import render, render_json
-from kvserver.replay.result import DiskUse, ReplayResult, byte_problems
-from kvserver.replay.seen import Seen, joined
-from kvserver.replay.summing import sum_up
-from kvserver.replay.workload import Prompt
+from benchmarks.replay.cost import CostModel
+from benchmarks.replay.options import ReplayOptions
+from benchmarks.replay.report import render, render_json
+from benchmarks.replay.result import DiskUse, ReplayResult, byte_problems
+from benchmarks.replay.seen import Seen, joined
+from benchmarks.replay.summing import sum_up
+from kvserver.sizing.outcome import Outcome
+from kvserver.sizing.workload import Prompt
 
 OPTIONS = ReplayOptions(block_tokens=64, regions=1, page_bytes=64)  # a token is a byte
 PROMPTS = [

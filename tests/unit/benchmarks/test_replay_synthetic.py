@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvserver.replay.synthetic import SESSIONS, synthetic_sessions
-from kvserver.replay.trace import SESSION_BLOCK_TOKENS, Turn, load
+from benchmarks.replay.synthetic import SESSIONS, synthetic_sessions
+from kvserver.sizing.trace import SESSION_BLOCK_TOKENS, Turn, load
 
 
 @pytest.fixture(scope="module", params=[0, 1])
@@ -45,7 +45,7 @@ def test_one_seed_is_one_trace_and_another_is_another() -> None:
 def test_what_is_printed_is_a_trace_that_a_replay_reads(tmp_path: Path) -> None:
     path = tmp_path / "drawn.jsonl"
     with path.open("wb") as out:
-        subprocess.run([sys.executable, "-m", "kvserver.replay.synthetic", "5"], stdout=out, check=True, timeout=60)
+        subprocess.run([sys.executable, "-m", "benchmarks.replay.synthetic", "5"], stdout=out, check=True, timeout=60)
     sessions = load(str(path)).sessions
     assert len(sessions) == SESSIONS
     assert sessions == synthetic_sessions(5)

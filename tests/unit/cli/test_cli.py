@@ -19,7 +19,7 @@ from kvserver.cli.doctor.doctor import Finding
 from kvserver.cli.status_text import overview
 from kvserver.config.config import KEYS, Config, example
 from kvserver.errors import ConfigError, ResourceError
-from kvserver.replay.options import ReplayOptions
+from kvserver.sizing.options import SizingOptions
 from kvserver.units import MIB
 from kvserver.wire.status import CacheStatus, SessionStatus
 from tests.rigs.brain_rig import FULL, NAMESPACE, WINDOW, Client, Rig
@@ -293,17 +293,36 @@ def test_doctor_prints_a_line_a_check_and_fails_when_one_does(monkeypatch: pytes
 # ---------------------------------------------------------------- replay and bench
 
 
-def test_replay_flags_repeat_the_defaults_of_its_options() -> None:
-    defaults = ReplayOptions()
-    for flag in main.REPLAY_FLAGS:
-        if flag.name != "socket":
-            assert main._replay_value(ReplayOptions, flag.name, flag.default) == getattr(defaults, flag.name), flag.name
+def test_size_flags_repeat_the_defaults_of_its_options() -> None:
+    defaults = SizingOptions()
+    for flag in main.SIZE_FLAGS:
+        if flag.name != "arena_bytes":
+            assert main.option_value(SizingOptions, flag.name, flag.default) == getattr(defaults, flag.name), flag.name
 
 
-def test_a_replay_value_that_is_no_number_is_refused() -> None:
-    for name, text in (("requests", "many"), ("page_bytes", "8KB"), ("think_s_max", "")):
+def test_an_option_that_is_no_number_is_refused() -> None:
+    for name, text in (("requests", "many"), ("token_bytes", "8KB"), ("think_s_max", "")):
         with pytest.raises(ConfigError, match=f"{name}='{text}' must be a number"):
-            main._replay_value(ReplayOptions, name, text)
+            main.option_value(SizingOptions, name, text)
+
+
+def test_replay_says_where_it_works_when_there_is_no_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(main, "CHECKOUT", tmp_path)
+    with pytest.raises(ConfigError, match=f"part of a checkout, not of an installation; there is no {tmp_path}/bench"):
+        output("replay", "--requests", "7")
+
+
+def test_replay_passes_on_its_arguments_and_exit_status_and_stays_in_the_users_folder(tmp_path: Path) -> None:
+    replay = tmp_path / "checkout" / "benchmarks" / "replay"
+    replay.mkdir(parents=True)
+    (replay / "__main__.py").write_text("import os, sys; print([*sys.argv[1:], os.getcwd()]); sys.exit(3)")
+    (replay.parent / "__init__.py").touch()
+    fake = f"from pathlib import Path; main.CHECKOUT = Path({str(tmp_path / 'checkout')!r})"
+    command = [sys.executable, "-c", f"from kvserver.cli import main; {fake}; main.main()", "replay"]
+    asked = ["--arm", "two: --arena-bytes 3MiB", "--json", "--help"]
+    done = subprocess.run([*command, *asked], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (3, "")
+    assert ast.literal_eval(done.stdout) == [*asked, str(tmp_path)]
 
 
 def test_bench_refuses_what_it_does_not_have(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

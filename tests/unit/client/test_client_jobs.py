@@ -1,5 +1,6 @@
 """Stores and retrieves: who owns the blocks, whatever the server, the mover and the clock do."""
 
+import re
 import time
 from concurrent.futures import Future
 from pathlib import Path
@@ -310,11 +311,22 @@ def test_mistake_of_the_caller_is_an_exception(tmp_path: Path) -> None:
             start_store(at).result(WAIT_S)
 
 
-@pytest.mark.parametrize("code", ["lease-unknown", "cache-unknown", "cache-not-mapped"])
-def test_what_a_correct_caller_can_run_into_is_a_value(tmp_path: Path, code: str) -> None:
+ROW = r"^\| `([a-z-]+)` \| ([^|]*\b(?:Store|Retrieve)\b[^|]*) \|.*\| (?:treat as a miss|register again) \|$"
+MISSES = re.findall(ROW, (Path(__file__).parents[3] / "docs" / "PROTOCOL.md").read_text(), re.MULTILINE)
+"""(code, requests) of the refusals that clients treat as a miss."""
+
+
+@pytest.mark.parametrize(("code", "on"), MISSES)
+def test_a_refusal_that_the_protocol_calls_a_miss_is_a_value(tmp_path: Path, code: str, on: str) -> None:
     with rig(tmp_path) as at:
-        at.fake.refuse[wire.Retrieve] = ("request", code)
+        at.fake.refuse[wire.Retrieve] = at.fake.refuse[wire.Store] = ("request", code)
         assert start_retrieve(at).result(WAIT_S) == RetrieveResult(False, 0, code)
+        if "Store" in on:
+            assert start_store(at).result(WAIT_S) == StoreResult(0, 0, 0, code)
+
+
+def test_the_protocol_calls_some_refusals_a_miss() -> None:
+    assert {code for code, _ in MISSES} >= {"lease-unknown", "lease-used", "cache-unknown"}
 
 
 def test_lease_of_an_earlier_server_is_lost_without_asking(tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from kvclient.identity.file_hashes import Hashes
-from kvclient.identity.file_times import CLOCK_NS, began_ns, doubt
+from kvclient.identity.file_times import CLOCK_NS, doubt
 from kvclient.identity.late_namespaces import in_background, namespace_of
 from kvclient.identity.model_files import model_files
+from kvclient.identity.processes import began_ns
 from kvclient.keys import namespace_digest
 
 WAIT_S = 60

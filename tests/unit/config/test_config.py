@@ -15,7 +15,7 @@ from kvserver.config.config import KEYS, PAGE_BYTES, Config, example, load
 from kvserver.config.paths import default_socket
 from kvserver.errors import ConfigError
 from kvserver.service.holdings.accounts import Quota
-from kvserver.service.state.core import Bounds
+from kvserver.service.state.bounds import Bounds
 from kvserver.tiers.extents import DEVICE_SPAN, extents_per_segment
 from kvserver.units import GIB, KIB, MIB, TIB, parse_bytes, show_bytes
 

@@ -6,7 +6,8 @@ from kvserver.index.space import READY
 from kvserver.service.base.events import ArenaGrew, MoverGone
 from kvserver.service.disk import writes
 from kvserver.service.holdings.disk_chunks import DiskChunks
-from kvserver.service.state.core import Core, DiskTier
+from kvserver.service.state.core import Core
+from kvserver.service.state.disk_tier import DiskTier
 from kvserver.wire.messages import (
     KEY_BYTES,
     Error,

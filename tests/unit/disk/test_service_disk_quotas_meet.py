@@ -60,7 +60,7 @@ def test_index_eviction_prefers_a_colder_chunk_over_one_with_shards_in_dram() ->
     account_in_dram(rig).guaranteed_bytes = 0
     core = rig.core
     core.chunks.clear(core.chunks.spaces[GUESTS], "cleared")
-    core.chunks.empty()
+    core.chunks.forget_some()
     stored(chat, 2, seed=6)
     warm = core.chunks.spaces[AGENTS].nodes[keys]
     warm.used = rig.now_ns + 1
@@ -116,7 +116,7 @@ def test_chunks_on_a_read_only_device_are_still_charged() -> None:
     rig = rig_with(quota("chat", most=9))
     chat = client_of(rig, "chat", CHAT)
     stored(chat, 2, seed=2)
-    tier_of(rig).set_problem(0, "8 reads or writes in a row failed")
+    tier_of(rig).devices[0].set_problem("8 reads or writes in a row failed")
     stored(chat, 2, seed=3)
     assert chunks_of(rig, "chat") == 6
 

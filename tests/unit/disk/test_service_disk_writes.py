@@ -73,7 +73,7 @@ def test_a_read_only_device_does_not_hold_up_writes_to_the_others() -> None:
     tier = rig.core.disk
     assert tier is not None
     (written,) = rig.written
-    tier.set_problem(written[0].device, "8 reads or writes in a row failed")
+    tier.devices[written[0].device].set_problem("8 reads or writes in a row failed")
     client.ask(client.storing(keys, blocks, GroupBlocks(1, 0, ids(3))))
     other = chain(2, 1)
     client.ask(client.storing(other, blocks))

@@ -425,7 +425,7 @@ def test_records_a_dead_mover_reported_are_not_served_until_the_next_one_has_rep
     _, keys = cold_prompt(rig)
     begin_anew(rig)
     rig.wait_ms(100)
-    tier_of(rig).recovered = False  # it dies after the last chunk, before it has said that this was all
+    tier_of(rig).recovery.state = "telling"  # it dies after the last chunk, before it has said that this was all
     (mover,) = (mover.mover for mover in rig.service.status(rig.now_ns).movers if mover.device == "disk")
     rig.handle(MoverGone(mover, "signal 9"))
     client = Client(rig).register()
@@ -442,7 +442,7 @@ def test_with_quotas_a_client_that_may_not_see_a_namespace_hears_only_that_disks
     heard = []
     for listed in (False, True):
         rig.wait_ms(100 * listed)
-        assert tier_of(rig).listed == listed
+        assert tier_of(rig).recovery.listed == listed
         heard += [other.lookup(chain(1, CHUNKS), namespace).why for namespace in (NAMESPACE, b"?" * 32)]
     rig.tells = True
     rig.another_mover()

@@ -128,7 +128,9 @@ def test_a_tenant_is_charged_once_for_a_record_that_moves() -> None:
     pool.grow(SEGMENTS)
     space, node = Space(b"n" * 32, 0, Geometry(6, ())), Node(b"k" * 32, Node(b"", None, 0, 0), 1, tenant)
     old = [pool.allocate(SMALL, node) for _ in range(3)]
-    job = DiskJob(1, "write", space, node, 0, 1, 2, 0, moves=True)
+    job = DiskJob(
+        number=1, kind="write", space=space, node=node, device=0, groups=1, generation=2, began_ns=0, moves=True
+    )
     new = [pool.allocate(SMALL, job) for _ in range(3)]
     assert not account.lacks(0)
     for before, after in zip(old, new, strict=True):

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from kvserver.service.service import Service
-from kvserver.service.state.core import Bounds
+from kvserver.service.state.bounds import Bounds
 from kvserver.wire.messages import Found, GroupBlocks
 from tests.rigs.brain_rig import Client, Rig, chain, ids
 
@@ -127,4 +127,5 @@ def test_nothing_is_left_when_everybody_has_gone() -> None:
     held = ("sessions", "caches", "leases", "pins", "stores", "retrieves", "descriptors")
     assert {name: facts[name] for name in held} == dict.fromkeys(held, 0)
     gone = {name for name, count in entries(traffic.rig.service).items() if count == 0 and left[name]}
-    assert {"Core.sessions", "Core.tokens", "Core.peers", "Core.engines", "Core.caches"} <= gone
+    tables = {"Sessions._rows", "Sessions.by_token", "Sessions.by_peer", "Sessions.engines", "Caches._rows"}
+    assert tables <= gone

@@ -86,7 +86,7 @@ def test_a_request_whose_retrieve_failed_is_computed_and_never_asks_again() -> N
     assert desk.offload.take_lookups() == []
     desk.offload.finish("r")
     assert str(*desk.offload.take_summaries()) == (
-        "request=r prompt=40 hbm=0 hit=0 loaded=0 stored=0 preempted=1 why=lease-lost"
+        "request=r prompt=40 hbm=0 hit=0 loaded=0 load_ms=0.0 stored=0 preempted=1 why=lease-lost"
     )
     assert desk.offload.statistics.skipped_tokens["retrieve-failed"] == 3 * CHUNK
 
@@ -225,4 +225,5 @@ def test_statistics_count_tokens_once_whatever_the_ranks() -> None:
     assert (seen.tokens_asked, seen.tokens_hbm, seen.tokens_found) == (60, 8, 36)
     assert (seen.tokens_looked_up, seen.tokens_retrieved, seen.tokens_stored) == (60, 28, 24)
     assert (seen.retrieves_in_flight, seen.stores_in_flight, seen.skipped_tokens) == (0, 0, {})
-    assert str(*desk.offload.take_summaries()) == "request=r prompt=60 hbm=8 hit=36 loaded=28 stored=24"
+    line = "request=r prompt=60 hbm=8 hit=36 loaded=28 load_ms=0.0 stored=24 store_ms=0.0"
+    assert str(*desk.offload.take_summaries()) == line

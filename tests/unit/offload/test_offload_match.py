@@ -108,19 +108,6 @@ def test_what_is_missed_while_the_server_reads_its_disks_is_counted_so(found: in
     assert desk.offload.statistics.skipped_tokens == skipped
 
 
-def test_retrieves_in_flight_are_bounded_and_the_next_waits_for_its_turn() -> None:
-    desk = Desk(retrieves_max=1)
-    first = desk.retrieving("a", tokens=40, found=3)
-    desk.begin("b", tokens=40)
-    desk.match("b", tokens=40)
-    lease = desk.answer(3)
-    assert desk.match("b", tokens=40) is None
-    desk.retrieve_ends(first)
-    assert desk.match("b", tokens=40) == 3 * CHUNK
-    assert desk.offload.take_releases() == []
-    assert lease is not None
-
-
 def test_who_waits_too_long_for_its_turn_computes() -> None:
     desk = Desk(retrieves_max=1, retrieve_wait_s=3)
     desk.retrieving("a", tokens=40, found=3)
@@ -159,14 +146,6 @@ def test_a_consumer_does_not_ask_for_what_its_engine_holds() -> None:
     desk.begin(tokens=40)
     assert desk.match(tokens=40, hbm=36) == 0
     assert desk.offload.take_lookups() == []
-
-
-def test_an_engine_that_cannot_resume_output_is_offered_none() -> None:
-    desk = Desk(resumes_output=False)
-    desk.begin(tokens=40)
-    assert desk.match(tokens=47) == 0
-    desk.answer(3)
-    assert desk.match(tokens=47) == 0
 
 
 def test_a_request_that_cannot_be_keyed_is_skipped_and_counted() -> None:

@@ -61,16 +61,6 @@ def test_a_store_waits_for_the_answer_that_could_spare_it_but_not_past_the_deadl
 # ---------------------------------------------------------------- bounds
 
 
-def test_stores_in_flight_are_bounded_and_the_rest_follows() -> None:
-    desk = Desk(stores_max=1)
-    desk.admit(tokens=60)
-    first = desk.stored(tokens=CHUNK)
-    assert first is not None
-    assert desk.stored(tokens=4 * CHUNK) is None
-    desk.store_ends(first)
-    assert span(desk.stored(tokens=60)) == (1, 5)
-
-
 def test_chunks_in_flight_are_bounded_over_all_requests() -> None:
     desk = Desk(store_chunks_max=5)
     desk.admit("a", tokens=40)
@@ -188,16 +178,3 @@ def test_a_second_store_without_a_parent_is_a_gap_as_any_other() -> None:
 def test_nothing_is_believed_after_a_known_gap() -> None:
     desk = asked_anew_while_disks_are_read(stored=3, found=1, chunks=2, why="full")
     assert span(desk.stored(tokens=60)) == (1, 5)
-
-
-def test_an_answer_that_knows_all_ends_what_was_only_believed() -> None:
-    desk = asked_anew_while_disks_are_read(stored=3, found=1)
-    desk.offload.preempted("r")
-    desk.match(tokens=60)
-    desk.answer(2)
-    desk.offload.admitted("r", hbm_tokens=0)
-    store = desk.stored(tokens=60)
-    assert span(store) == (2, 5)
-    assert store is not None
-    desk.store_ends(store, chunks=0, why="parent-absent")
-    assert desk.stored(tokens=60) is None

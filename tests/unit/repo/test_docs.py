@@ -89,12 +89,14 @@ def in_code(text: str) -> str:
 
 
 def sources_of(module: str) -> str:
-    """The source text of a module, or of a whole package and of the benchmark packages that it imports."""
+    """The source text of a module or package, and of the benchmarks that it imports."""
     path = ROOT / module.replace(".", "/").replace("kvclient/", "client/kvclient/")
     files = list(path.glob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
     text = "".join(file.read_text() for file in files)
-    packages = re.findall(r"^from benchmarks\.(\w+)\.", text, re.MULTILINE)
-    return text + "".join(file.read_text() for name in packages for file in (path.parent / name).glob("*.py"))
+    for name in set(re.findall(r"^from benchmarks\.(\w+)", text, re.MULTILINE)):
+        files = [*path.parent.glob(f"{name}.py"), *path.parent.glob(f"{name}/*.py")]
+        text += "".join(file.read_text() for file in files)
+    return text
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -111,7 +113,7 @@ def test_every_command_of_a_document_exists(document: Path) -> None:
     targets = re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert set(re.findall(r"(?<!\S)`?make ([a-z0-9-]+)", code)) <= set(targets)
     cli = (ROOT / "kvserver/cli/main.py").read_text()
-    commands = re.findall(r'@app\.command\((?:"(\w+)")?\)\n(?:@.*\n)*def (\w+)', cli)
+    commands = re.findall(r'@app\.command\((?:"(\w+)")?.*\)\n(?:@.*\n)*def (\w+)', cli)
     known = {named or name for named, name in commands} | set(re.findall(r'add_typer\(.*name="(\w+)"', cli))
     assert set(re.findall(r"^`?kvserver ([a-z]+)", code, re.MULTILINE)) <= known
 

@@ -20,7 +20,7 @@ BELOW: dict[str, str] = {
     "kvserver.transfer": "wire",
     "kvserver.tiers": "wire",
     "kvserver.index": "transfer wire",
-    "kvserver.service.base": "index wire",
+    "kvserver.service.base": "wire",
     "kvserver.service.telling": "index tiers wire",
     "kvserver.service.holdings": "service.telling index tiers transfer wire",
     "kvserver.service.state": "service.holdings service.telling service.base index tiers transfer wire",
@@ -38,7 +38,7 @@ BELOW: dict[str, str] = {
     "kvserver.brain.http": "service.telling config wire",
     "kvserver.brain": "brain.http service service.base service.holdings service.state service.telling config ipc "
     "transfer wire",
-    "kvserver.replay kvserver.sizing kvserver.cli": "kvclient.client kvclient.keys kvclient.values supervisor movers "
+    "kvserver.sizing kvserver.cli": "brain kvclient.client kvclient.keys kvclient.values supervisor movers "
     "ipc config service service.base service.state service.telling tiers transfer wire",
     "kvserver.__main__": "cli",
     "kvclient.values kvclient.keys kvclient.counters": "wire",
@@ -57,7 +57,7 @@ FILES_MAX = 12
 
 # Modules that are expensive, or tie us to something, and the only importers of each.
 DOORS: dict[str, str] = {
-    "kvserver._native": "kvserver.transfer.native kvserver.cli.doctor kvserver.replay kvclient",
+    "kvserver._native": "kvserver.transfer.native kvserver.cli.doctor kvclient",
     "zmq": "kvserver.brain.publisher kvserver.brain.connection_limit kvclient.base kvclient.transport",
     "uvloop": "kvserver.brain.process",
     "asyncio": "kvserver.brain",
@@ -70,8 +70,8 @@ DOORS: dict[str, str] = {
 
 PURE = (
     *("kvserver.service", "kvserver.index", "kvserver.tiers", "kvserver.wire", "kvserver.transfer.layout"),
-    *("kvclient.offload.decide", "kvclient.offload.jobs", "kvclient.offload.questions", "kvclient.offload.ranges"),
-    *("kvclient.offload.request", "kvclient.offload.tiers", "kvclient.offload.values"),
+    *("kvclient.offload.decide", "kvclient.offload.lookups", "kvclient.offload.ranges"),
+    *("kvclient.offload.request", "kvclient.offload.values"),
 )
 WORLD = {"asyncio", "mmap", "os", "pathlib", "random", "select", "selectors", "signal", "socket", "subprocess"} | {
     "threading",

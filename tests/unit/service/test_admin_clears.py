@@ -154,7 +154,7 @@ def test_notes_of_prefixes_are_bounded() -> None:
     tier = rig.core.disk
     assert tier is not None
     for number in range(PREFIXES_MAX):
-        tier.cleared[number.to_bytes(32, "big")] = ClearedPrefix(bytes(32), number.to_bytes(32, "big"))
+        tier.notes.clear_prefix(number.to_bytes(32, "big"), ClearedPrefix(bytes(32), number.to_bytes(32, "big")))
     assert is_refusal(clear_prefix(rig, key(keys, 0)), "resource", "clears", "clear their namespaces")
     assert client.lookup(keys).chunks == CHUNKS
 

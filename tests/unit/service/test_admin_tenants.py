@@ -175,10 +175,10 @@ def test_a_namespace_that_was_forgotten_with_its_note_is_nobodys() -> None:
     client = stored(rig, "a", "chat")
     assert isinstance(client.ask(Unregister(rig.number(), client.cache)), Unregistered)
     stored(rig, "b", "agents")
-    assert tier_of(rig).left_out.keys() == {namespace("a")}
+    assert tier_of(rig).notes.left_out.keys() == {namespace("a")}
     rig.wait_ms(100)
     assert rig.forgotten == [namespace("a")]
-    assert not tier_of(rig).left_out
+    assert not tier_of(rig).notes.left_out
     assert clear(rig, "chat") == TenantCleared(1, 0, 0)
 
 

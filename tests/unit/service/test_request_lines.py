@@ -5,7 +5,7 @@ import logging
 from kvserver.service.base.effects import Log
 from kvserver.service.base.events import Arrived
 from kvserver.service.telling.log_sampling import LINES_PER_S, SAMPLE_S, Wanted
-from kvserver.service.telling.lookup_counts import NOTES_MAX
+from kvserver.service.telling.lookup_counts import RESULTS_MAX
 from kvserver.wire.explanation import Explanation, decode_explanations
 from kvserver.wire.messages import (
     KEY_BYTES,
@@ -258,16 +258,16 @@ def test_lookups_that_nobody_counts_do_not_pile_up_and_are_all_counted() -> None
     rig = Rig()
     client = Client(rig).register()
     waiting = []
-    for _ in range(2 * NOTES_MAX + 3):
+    for _ in range(2 * RESULTS_MAX + 3):
         client.lookup(chain(5, 7))
-        waiting.append(len(rig.core.asked._notes))
-    assert max(waiting) == NOTES_MAX - 1
+        waiting.append(len(rig.core.lookup_counts._results))
+    assert max(waiting) == RESULTS_MAX - 1
     assert waiting[-1] == 3
     rig.service.lookup_took(7000)
-    assert not rig.core.asked._notes
+    assert not rig.core.lookup_counts._results
     seen = rig.core.counters
-    assert seen.lookup_chunks["miss"] == 7 * (2 * NOTES_MAX + 3)
-    assert seen.lookup_ends["absent"] == seen.lookups == 2 * NOTES_MAX + 3
+    assert seen.lookup_chunks["miss"] == 7 * (2 * RESULTS_MAX + 3)
+    assert seen.lookup_ends["absent"] == seen.lookups == 2 * RESULTS_MAX + 3
 
 
 def test_a_hit_that_is_too_short_for_a_lease_is_no_hit() -> None:

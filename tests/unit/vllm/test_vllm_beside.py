@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kvclient.vllm.layout import layout_of
-from kvclient.vllm.side_tensors import Beside
+from kvclient.vllm.side_tensors import SideTensors
 from kvserver.errors import RequestError
 from kvserver.wire.messages import RegionRun
 from tests.rigs.vllm_side_tensors import BLOCKS, HEADS, SIZE, TOKENS, bound, cache, config, known
@@ -78,7 +78,7 @@ def test_views_of_a_registered_cache_do_not_matter() -> None:
 
 def test_a_cache_in_several_parts_is_registered_whole() -> None:
     layer = Layer()
-    beside = Beside({"a": layer})
+    beside = SideTensors({"a": layer})
     parts = [Tensor(BLOCKS, 8), Tensor(BLOCKS, 2)]
     layer.kv_cache = parts
     assert beside.known({"a": parts}, blocks=BLOCKS, block_tokens=[TOKENS]) == {}
@@ -99,7 +99,7 @@ def test_weights_that_have_as_many_rows_as_there_are_blocks_do_not_matter() -> N
 def test_layers_that_attend_to_nothing_do_not_matter() -> None:
     experts = SimpleNamespace()
     beside, caches = bound(a=Layer())
-    beside = Beside({"a": Layer(), "experts": experts})
+    beside = SideTensors({"a": Layer(), "experts": experts})
     experts.workspace = Tensor(BLOCKS, SIZE)
     assert known(beside, caches) == {}
 
@@ -120,7 +120,7 @@ def test_the_scales_of_atoms_plug_in_are_stored_with_their_blocks() -> None:
     assert layout.regions[0] == plain.regions[0] + [RegionRun(at, 0, 2, all_blocks, page, page) for at in (2, 3)]
     addresses = [found.address for found in layout.allocations[2:]]
     assert addresses == [layer.kv_scale.data_ptr() for layer in layers.values()]
-    assert (plain.beside, len(layout.beside)) == ([], 2)
+    assert (plain.side_tensors, len(layout.side_tensors)) == ([], 2)
 
 
 def test_scales_of_kernel_blocks_are_put_together() -> None:

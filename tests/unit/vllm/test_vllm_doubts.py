@@ -1,8 +1,8 @@
-"""Doubts, token by token: blocks of 4; another connector has loaded blocks 0 to 4 of "r"'s table."""
+"""Doubtful blocks, token by token: blocks of 4; another connector has loaded blocks 0 to 4 of "r"'s table."""
 
 import pytest
 
-from kvclient.vllm.other_connectors import Doubts
+from kvclient.vllm.other_connectors import UncheckedLoads
 
 BROUGHT = [10, 11, 12, 13, 14]
 TABLES = {
@@ -17,7 +17,7 @@ TABLES = {
 
 class Steps:
     def __init__(self, *, is_async: bool = False) -> None:
-        self.doubts = Doubts(4, is_async=is_async)
+        self.doubts = UncheckedLoads(4, is_async=is_async)
         self.known: dict[str, int] = {}
 
     def admit(self, name: str, known: int) -> None:

@@ -119,7 +119,7 @@ class Engine:
         for worker in self.workers:
             namespace: Future[bytes] = Future()
             namespace.set_result(NAMESPACE)
-            worker.register(SPEC, namespace)
+            worker.register(SPEC, namespace, {})
         self.waiting: dict[str, set[int]] = {}
         """Requests that wait for a retrieve, and the ranks that have not reported."""
         self.hold(request("held"))
@@ -203,7 +203,6 @@ PLACES: dict[str, Callable[[Engine], tuple[Any, str]]] = {
             "busy",
             "reset",
             "close",
-            "_tidy",
         )
     },
     **{
@@ -239,9 +238,18 @@ HANDS_OVER = ("scheduler.step", "worker.take_ended", "client.retrieve", "client.
 """After these calls the result belongs to the other side, so none of our code can fail afterwards."""
 NEVER_CALLED = {
     f"decisions.{name}"
-    for name in ("begin_unkeyed", "extend", "handoff", "holds", "leases_lost", "preempted", "stored_whole")
+    for name in (
+        "begin_unkeyed",
+        "extend",
+        "handoff",
+        "holds",
+        "leases_lost",
+        "preempted",
+        "set_unavailable",
+        "stored_whole",
+    )
 }
-"""Verbs of the decisions that this engine does not use, or only after trouble."""
+"""Verbs of the decisions that this engine does not use, or only at its start or after trouble."""
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from kvclient.offload.settings import chosen_chunk_tokens
 from kvclient.offload.values import Group
-from kvclient.vllm.layout import Layout, chosen_chunk_tokens, group_specs, groups_of, layout_of, states_of
+from kvclient.vllm.layout import Layout, group_specs, groups_of, layout_of, states_of
 from kvserver.errors import RequestError
 from kvserver.wire.messages import RegionRun
 from tests.rigs.vllm_tensors import Storage

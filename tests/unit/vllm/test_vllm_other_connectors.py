@@ -160,7 +160,7 @@ def test_blocks_into_which_another_load_goes_are_in_doubt_for_its_sake_alone() -
     beside.admit("t", [20, 21, *range(40, 49)], hbm=0)  # blocks that "r" computed after its load are given away
     beside.step(t=(0, 41))
     beside.bench.half.finished("t")
-    assert not beside.bench.half._doubts
+    assert not beside.bench.half._unchecked
 
 
 def test_blocks_that_turned_out_wrong_are_right_when_this_connector_has_filled_them() -> None:
@@ -208,10 +208,10 @@ def test_nothing_is_kept_of_doubts_that_are_over() -> None:
     beside.admit("s", [*SHARED, 30, 31], hbm=36)
     beside.step(r=(36, 41), s=(36, 41))
     beside.step(r=(0, 41), s=(41, 42))
-    assert beside.bench.half._doubts
+    assert beside.bench.half._unchecked
     beside.bench.half.finished("s")
     beside.admit("t", [30, 31, 20, 21, *range(34, 41)], hbm=0)  # blocks of both are given away
     beside.step(t=(0, 41))
     beside.bench.half.finished("r")
     beside.bench.half.finished("t")
-    assert not beside.bench.half._doubts
+    assert not beside.bench.half._unchecked

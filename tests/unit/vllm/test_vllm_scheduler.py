@@ -1,5 +1,6 @@
 """The scheduler half between vLLM's scheduler and the decisions, with a fake server and a fake pool."""
 
+import logging
 from collections import Counter
 
 import pytest
@@ -112,7 +113,7 @@ def test_output_is_stored_as_it_fills_chunks() -> None:
 
 def test_without_a_namespace_nothing_is_asked_or_stored() -> None:
     bench, asked = Bench(), request()
-    bench.half._asking.namespace = b""
+    bench.half._exchange.use_namespace(b"")
     assert bench.half.match(asked, 0) == (0, False)
     bench.half.allocated(asked, [bench.table], 0)
     assert bench.step(r=41) == ((), ())
@@ -126,7 +127,7 @@ def test_ranks_that_disagree_are_refused() -> None:
 
 def test_a_namespace_that_comes_later_is_used_when_all_ranks_have_said_it() -> None:
     bench, first, second = Bench(ranks=2), request("a"), request("b")
-    bench.half._asking.namespace = b""
+    bench.half._exchange.use_namespace(b"")
     bench.hold(second, 1)
     assert bench.admit(first) == 0
     bench.half.learn([(1, NAMESPACE)])
@@ -259,3 +260,23 @@ def test_what_hbm_has_lost_since_is_asked_for_once_more() -> None:
     bench.half.new(asked)
     assert bench.admit(asked) == 36
     assert (bench.server.asked, bench.server.leased) == (2, 1)
+
+
+def test_the_line_of_a_request_has_the_workers_milliseconds_or_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "vllm.kvserver.scheduler")
+    bench = Bench()
+    loaded, early = request("loaded"), request("early", first=100)
+    bench.hold(loaded, 2)
+    assert bench.admit(loaded) == 24
+    (order,) = bench.step()[0]
+    bench.half.ended([Report(order.job, 0, RetrieveResult(True, 9, ""), 0.0043)])
+    bench.half.finished("loaded")
+    bench.half._exchange.use_namespace(b"")
+    assert bench.admit(early) == 0
+    assert bench.step(early=41) == ((), ())
+    bench.half.finished("early")
+    bench.step()
+    assert [record.message for record in caplog.records if record.message.startswith("request=")] == [
+        "request=loaded prompt=41 hbm=0 hit=24 loaded=24 load_ms=4.3 stored=0",
+        "request=early prompt=41 hbm=0 hit=0 loaded=0 stored=0 why=no-namespace",
+    ]

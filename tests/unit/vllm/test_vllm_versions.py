@@ -235,3 +235,19 @@ def test_the_allocations_of_a_cache_are_one_or_one_for_each_of_its_tensors() -> 
     assert sizes({"size": 70, "block_stride": 0}, {"size": 90, "block_stride": 0}) == [70, 90]
     assert sizes({"size": 160, "block_stride": 20}, {"size": 160, "block_stride": 20}) == [160]
     assert sizes({"size": 160, "layers": ["a"]}, {"size": 160, "layers": ["b"]}) == [160]
+
+
+@pytest.mark.parametrize(
+    ("is_eager", "mode", "said"),
+    [
+        (True, SimpleNamespace(name="FULL"), "enforce_eager"),
+        (False, SimpleNamespace(name="NONE"), "cudagraph_mode=NONE"),
+        (False, SimpleNamespace(name="FULL_AND_PIECEWISE"), ""),
+        (False, None, ""),
+    ],
+)
+def test_an_engine_without_graphs_is_noticed_by_what_it_runs_with(is_eager: bool, mode: object, said: str) -> None:
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(enforce_eager=is_eager), compilation_config=SimpleNamespace(cudagraph_mode=mode)
+    )
+    assert versions.without_graphs(config) == said

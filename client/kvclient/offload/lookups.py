@@ -1,0 +1,106 @@
+"""Lookups at the server, their answers, and the return of every lease.
+
+A request has at most one lookup in flight and at most one answer that it believes. An answer that is too late, or for a
+request that no longer waits, still shows what need not be stored. Its lease goes back at once.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from kvclient.offload.ranges import chunks_from_disk, chunks_to_look_up, usable_tokens
+from kvclient.offload.request import Answer, Lookup, Phase, Request
+from kvclient.offload.values import LookupOrder, Options, Statistics
+from kvclient.values import RECOVERING, Found, Lease
+
+
+class Lookups:
+    """The lookups of all requests. Orders and releases collect here until they are taken."""
+
+    def __init__(self, options: Options, statistics: Statistics, numbers: Iterator[int]) -> None:
+        self.orders: list[LookupOrder] = []
+        self.releases: list[Lease] = []
+        self._options = options
+        self._statistics = statistics
+        self._numbers = numbers
+        self._in_flight: dict[int, Request] = {}
+        """Lookup number -> its request, also if nobody waits for the answer any more."""
+
+    def ask(self, it: Request, *, hbm_tokens: int, now_s: float, is_ahead: bool = False) -> None:
+        """Create a lookup. It wants a lease only if a retrieve after hbm_tokens would be worthwhile."""
+        chunk_tokens = self._options.chunk_tokens
+        chunks = min(chunks_to_look_up(self._options, it.tokens), it.chunks)
+        if not chunks:
+            self.set_answer(it, Answer(0, None, 0, 0))
+            return
+        wanted = hbm_tokens + self._options.gain_min
+        enough = wanted <= usable_tokens(self._options, it.tokens)
+        wanted_min = -(-wanted // chunk_tokens) if enough else chunks + 1
+        number = next(self._numbers)
+        due_s = now_s + self._options.lookup_deadline_s
+        it.lookup = Lookup(number, chunks, wanted_min, now_s, due_s, is_ahead)
+        it.stored_until, it.is_asked = 0, True
+        self._in_flight[number] = it
+        self.orders.append(LookupOrder(number, it.key_range(0, chunks), wanted_min))
+        self._statistics.lookups += 1
+        self._statistics.tokens_looked_up += chunks * chunk_tokens
+
+    def gave_up(self, it: Request, now_s: float) -> bool:
+        """Whether the request's lookup is past its deadline. If so, nobody waits for the answer any more."""
+        if it.lookup is None or now_s < it.lookup.due_s:
+            return False
+        it.lookup = None
+        self._statistics.lookups_late += 1
+        return True
+
+    def miss(self, it: Request, why: str) -> None:
+        it.queued_s, it.why = None, why
+        self.set_answer(it, Answer(0, None, 1, 0, why))
+
+    def set_answer(self, it: Request, answer: Answer | None) -> None:
+        """Replace the request's answer, and release the lease of the old one."""
+        if it.answer is not None:
+            self.release(it.answer.lease)
+        it.answer = answer
+
+    def release(self, lease: Lease | None) -> None:
+        if lease is not None:
+            self.releases.append(lease)
+
+    def answered(self, number: int, found: Found) -> Request:
+        """Take the answer to a lookup, once per lookup. Returns its request."""
+        it = self._in_flight.pop(number)
+        lookup = it.lookup if it.lookup is not None and it.lookup.number == number else None
+        self._statistics.lookups_unserved += bool(found.why)
+        if lookup is not None:
+            it.lookup = None
+            if found.why in {"", RECOVERING}:
+                it.found_tokens = found.chunks * self._options.chunk_tokens
+                self._set_frontier(it, found)
+        elif not it.is_barred:
+            it.frontier = max(it.frontier, found.chunks)
+        if lookup is None or it.phase is not Phase.WAITING:
+            self.release(found.lease)
+            return it
+        it.disk_chunks |= chunks_from_disk(found.lease)
+        # An answer to a lookup ahead may be old when match() first sees it, so it is believed only from asked_s on.
+        until_s = lookup.asked_s + self._options.moment_s if lookup.is_ahead else None
+        wanted_min = lookup.chunks_wanted_min
+        self.set_answer(it, Answer(found.chunks, found.lease, lookup.chunks, wanted_min, found.why, until_s))
+        return it
+
+    @staticmethod
+    def _set_frontier(it: Request, found: Found) -> None:
+        """Set the frontier to what the server holds.
+
+        While the server still reads its disks, chunks stored earlier are believed to be there. If one is missing, a
+        store ends with "parent-absent", and the frontier goes back.
+        """
+        held = max(found.chunks, it.storing_until, it.stored_until)
+        if found.why and not it.stopped and held < it.frontier:
+            it.held_for_sure = held
+        else:
+            it.frontier, it.stopped, it.held_for_sure = held, "", None
+
+    def leases_lost(self, requests: Iterable[Request]) -> None:
+        for it in requests:
+            if it.answer is not None and it.answer.lease is not None:
+                self.set_answer(it, None)

@@ -1,0 +1,51 @@
+"""Leases: promises to engines."""
+
+from dataclasses import dataclass, field
+
+from kvserver.index.space import Node, Space
+from kvserver.service.state.chunk_waits import Fetch
+from kvserver.service.state.sessions import Engine
+from kvserver.service.state.table import Table
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Lease:
+    """A promise to an engine that the prefix ending in `tail` stays until `expires_ns`."""
+
+    number: int
+    engine: Engine
+    space: Space
+    tail: Node
+    keys: bytes
+    """The keys that were found. A retrieve compares them with the chain before a byte moves."""
+    expires_ns: int
+    ranks_used: set[int] = field(default_factory=set)
+    fetch: Fetch | None = None
+    """The read from disk that still fills the prefix; None: nothing is left to read."""
+
+    @property
+    def chunks(self) -> int:
+        return self.tail.depth
+
+    def extend(self, expires_ns: int) -> None:
+        self.expires_ns = expires_ns
+
+    def await_chunks(self, fetch: Fetch) -> None:
+        self.fetch = fetch
+
+    def used_by(self, rank: int) -> bool:
+        """The rank has had its last retrieve. Returns whether all ranks have."""
+        self.ranks_used.add(rank)
+        return len(self.ranks_used) == self.engine.ranks
+
+
+class Leases(Table[Lease]):
+    """All leases: here, and by number at their engine."""
+
+    def grant(self, lease: Lease) -> None:
+        self._rows[lease.number] = lease
+        lease.engine.leases.add(lease.number)
+
+    def end(self, lease: Lease) -> None:
+        del self._rows[lease.number]
+        lease.engine.leases.discard(lease.number)
