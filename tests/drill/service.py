@@ -121,17 +121,16 @@ BUGS = (
         "P1",
         "a slot is used again before its mover is reaped",
         REQUESTS,
-        r"core\.effects\.append\(Ask\(KillMover\(mover\.number\)\)\)",
-        r"core.effects.append(Ask(KillMover(mover.number)))"
-        r"\n    for number in sorted(mover.jobs):"
+        r"core\.emit\(Ask\(KillMover\(mover\.number\)\)\)",
+        r"core.emit(Ask(KillMover(mover.number)))\n    for number in sorted(mover.jobs):"
         r"\n        transfers.lost(core, core.jobs[number], why, 0)",
     ),
     Bug(
         "P1",
         "a slot is used again when its job was cancelled",
         REQUESTS,
-        r"job\.cancelled = True",
-        r"job.cancelled = True\n    core.chunks.job_ended(number)",
+        r'job\.become\("cancelled"\)',
+        r'job.become("cancelled")\n    core.chunks.job_ended(job.number)',
     ),
     Bug(
         "P1",
@@ -159,8 +158,8 @@ BUGS = (
         "P1",
         "an extent is free while its write is under way",
         HOLDINGS,
-        r"(job\.extents = \[taken\[part\] for part in job\.parts\])",
-        r"\1\n        for extent in job.extents:\n            self.extents.free(extent)",
+        r"job\.takes\(\[[^\n]*, \[taken\[part\] for part in job\.parts\]\)",
+        r"\g<0>\n        for extent in job.extents:\n            self.extents.free(extent)",
     ),
     Bug(
         "P1",
@@ -201,21 +200,22 @@ BUGS = (
         "P1",
         "a clear is answered before the devices know it",
         f"{STATE}/clear_notes.py",
-        r"if tier is None or not known:",
-        r"if tier is None or not known or known:",
+        r"clear\.await_notes\(digests\)",
+        r"clear.await_notes(digests)\n        for digest in digests:"
+        r"\n            if clear.note_ended(digest):\n                self._clears.end(clear)",
     ),
     Bug(
         "P1",
         "a clear that no disk could note is said to be durable",
         f"{STATE}/clear_notes.py",
-        r"clearing\.why = _why_not_noted\(core, tier\)",
+        r"clear\.fail\(f\"not durable yet[^\n]*",
         r"pass",
     ),
     Bug(
         "P1",
         "an older note overwrites a later clear",
-        f"{DISK}/recovery.py",
-        r"max\(void, tier\.noted\.get\(namespace, 0\)\)",
+        f"{STATE}/clear_notes.py",
+        r"max\(void, self\.noted\.get\(note, 0\)\)",
         r"void",
     ),
     Bug(
@@ -243,7 +243,7 @@ BUGS = (
         "P1",
         "stores go on right after the weights have changed",
         REQUESTS,
-        r"max\(until_ns, core\.wishes\.fences\.get\(namespace, 0\)\)",
+        r"max\(until_ns, core\.operators\.fences\.get\(namespace, 0\)\)",
         r"until_ns",
     ),
     # ------------------------------------------------------------ P2: every failure is a miss within its deadline
@@ -285,16 +285,16 @@ BUGS = (
     Bug(
         "P2",
         "a disk mover that answers no note is not noticed",
-        f"{DISK}/mover.py",
-        r"tier\.silent_from_ns = now_ns",
-        r"tier.silent_from_ns = 0",
+        f"{STATE}/clear_notes.py",
+        r"self\._silent_from_ns = now_ns",
+        r"self._silent_from_ns = 0",
     ),
     # ------------------------------------------------------------ P3: a dead engine's mappings are freed
     Bug(
         "P3",
         "leases outlive their engine",
         REQUESTS,
-        r"\n +for number in sorted\(engine\.leases\): end_lease\(core, core\.leases\[number\]\)",
+        r"\n +for number in sorted\([\w.]*engine\.leases\): end_lease\(core, core\.leases\[number\]\)",
         r"\n        pass",
     ),
     Bug("P3", "boards of ended sessions stay mapped", REQUESTS, r"movers\.drop_board\(core, mover, session\)", r"pass"),
@@ -302,7 +302,7 @@ BUGS = (
         "P3",
         "an attached session is ended by its timer",
         REQUESTS,
-        r'(session\.attached_peer = peer) core\.timers\.cancel\("attach", session\.number\)',
+        r'(session\.attach\(peer\)) core\.timers\.cancel\("attach", session\.number\)',
         r"\1",
     ),
     # ------------------------------------------------------------ P4: kill -9 loses nothing that was sealed
@@ -340,10 +340,16 @@ BUGS = (
         "P4",
         "every record has the same generation",
         f"{DISK}/writes.py",
-        r"generation = core\.chunks\.generation = core\.chunks\.generation \+ 1",
-        r"generation = 1",
+        r"core\.chunks\.next_generation\(\) if",
+        r"1 if",
     ),
-    Bug("P4", "a device is erased before it is empty", f"{DISK}/drain.py", r"if not pool\.bytes_used:", r"if True:"),
+    Bug(
+        "P4",
+        "a device is erased before it is empty",
+        f"{DISK}/drain.py",
+        r"if drain\.queue or pool\.bytes_used:",
+        r"if drain.queue:",
+    ),
     # ------------------------------------------------------------ P5: chunks never exceed a tier's cap
     Bug("P5", "writes are not charged to the budget", "kvserver/tiers/placement.py", r"self\._bytes -= count", r"pass"),
     Bug(
@@ -407,7 +413,7 @@ BUGS = (
         "P7",
         "nobody who waits is told that the disk mover is gone",
         f"{DISK}/mover.py",
-        r"reads\.fail_all\(core, tier, tier\.waiters, reads\.mover_lost\(\), now_ns\)",
+        r"[\w.]+\.fail_all\([^\n]*mover_lost\(\), now_ns\)",
         r"pass",
     ),
     Bug(
@@ -422,7 +428,7 @@ BUGS = (
         "P8",
         "a lookup before the disks are read does not say so",
         REQUESTS,
-        r"tier\.found\.newest\.get\(namespace, 0\) > tier\.noted\.get\(namespace, 0\)",
+        r"[\w.]+\.newest\.get\(namespace, 0\) > [\w.]+\.noted\.get\(namespace, 0\)",
         r"False",
     ),
     Bug(
