@@ -122,8 +122,7 @@ BUGS = (
         "a slot is used again before its mover is reaped",
         REQUESTS,
         r"core\.emit\(Ask\(KillMover\(mover\.number\)\)\)",
-        r"core.emit(Ask(KillMover(mover.number)))"
-        r"\n    for number in sorted(mover.jobs):"
+        r"core.emit(Ask(KillMover(mover.number)))\n    for number in sorted(mover.jobs):"
         r"\n        transfers.lost(core, core.jobs[number], why, 0)",
     ),
     Bug(
@@ -159,8 +158,8 @@ BUGS = (
         "P1",
         "an extent is free while its write is under way",
         HOLDINGS,
-        r"(job\.takes\(\[node\.slots\[part\] for part in job\.parts\], \[taken\[part\] for part in job\.parts\]\))",
-        r"\1\n        for extent in job.extents:\n            self.extents.free(extent)",
+        r"job\.takes\(\[[^\n]*, \[taken\[part\] for part in job\.parts\]\)",
+        r"\g<0>\n        for extent in job.extents:\n            self.extents.free(extent)",
     ),
     Bug(
         "P1",
@@ -200,9 +199,10 @@ BUGS = (
     Bug(
         "P1",
         "a clear is answered before the devices know it",
-        f"{OPERATORS}/clear_namespaces.py",
-        r"if tier is None or not known:",
-        r"if tier is None or not known or known:",
+        f"{STATE}/clear_notes.py",
+        r"clear\.await_notes\(digests\)",
+        r"clear.await_notes(digests)\n        for digest in digests:"
+        r"\n            if clear.note_ended(digest):\n                self._clears.end(clear)",
     ),
     Bug(
         "P1",
@@ -294,7 +294,7 @@ BUGS = (
         "P3",
         "leases outlive their engine",
         REQUESTS,
-        r"\n +for number in sorted\(session\.engine\.leases\): end_lease\(core, core\.leases\[number\]\)",
+        r"\n +for number in sorted\([\w.]*engine\.leases\): end_lease\(core, core\.leases\[number\]\)",
         r"\n        pass",
     ),
     Bug("P3", "boards of ended sessions stay mapped", REQUESTS, r"movers\.drop_board\(core, mover, session\)", r"pass"),
@@ -340,8 +340,8 @@ BUGS = (
         "P4",
         "every record has the same generation",
         f"{DISK}/writes.py",
-        r"generation=core\.chunks\.next_generation\(\) if is_first",
-        r"generation=1 if is_first",
+        r"core\.chunks\.next_generation\(\) if",
+        r"1 if",
     ),
     Bug(
         "P4",
@@ -413,7 +413,7 @@ BUGS = (
         "P7",
         "nobody who waits is told that the disk mover is gone",
         f"{DISK}/mover.py",
-        r"tier\.waits\.fail_all\(tier\.waits\.waiters, mover_lost\(\), now_ns\)",
+        r"[\w.]+\.fail_all\([^\n]*mover_lost\(\), now_ns\)",
         r"pass",
     ),
     Bug(
@@ -428,7 +428,7 @@ BUGS = (
         "P8",
         "a lookup before the disks are read does not say so",
         REQUESTS,
-        r"tier\.recovery\.newest\.get\(namespace, 0\) > tier\.notes\.noted\.get\(namespace, 0\)",
+        r"[\w.]+\.newest\.get\(namespace, 0\) > [\w.]+\.noted\.get\(namespace, 0\)",
         r"False",
     ),
     Bug(

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from kvclient import ResourceError
-from tests.full_disk import fill, make_room, mounted
 from tests.process.disk.scene import CHUNKS, SHAPE, disk_ready, small, store_slowly
 from tests.process.engine import NAMESPACE, Engine, Prompt, prompt
 from tests.process.harness import Server, free_port, until
 from tests.process.http.site import ask
+from tests.rigs.full_disk import fill, make_room, mounted
 
 ROOM_BYTES = 24 << 20
 NOT_DURABLE = "1 clears are not durable yet"

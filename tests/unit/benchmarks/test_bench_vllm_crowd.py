@@ -105,11 +105,6 @@ def test_nobody_goes_on_behind_a_fork_that_the_time_cut_short() -> None:
     assert set(play(Phase([Line((ask("a"), fork, ask("d")))], 1, duration_s=5.0))) == {"a", "b"}
 
 
-def test_outcomes_say_how_many_users_were_there() -> None:
-    lines = [Line((ask("a"),)), Line((ask("b"), ask("c")))]
-    assert {name: outcome.users for name, outcome in play(Phase(lines, 2)).items()} == {"a": 2, "b": 2, "c": 1}
-
-
 def test_conversations_take_each_others_place_so_that_there_are_always_as_many_users() -> None:
     (phase,) = Chat(users=3, conversations=7, turns=2, think_s=0.0, join_s=0.0).draw(1).phases
     began = times(play(phase))
@@ -135,42 +130,6 @@ def test_who_would_exceed_the_budget_of_first_prompts_joins_a_period_later() -> 
     assert began == {"0.0": 0.0, "1.0": 5.0, "2.0": 5.0, "3.0": 10.0}
 
 
-def test_users_who_go_on_to_another_line_take_of_the_budget() -> None:
-    """Lines of one request of 10 tokens. Begun until 5 s: those of 2 and 4 s; until 10 s: at least four."""
-    lines = [Line((ask(str(number), tokens=10),)) for number in range(40)]
-    ramp = Ramp(users_max=4, period_s=5.0, ttft_s_max=1.7, first_tokens_max=35)  # three users could join at once
-    found = play(Phase(lines, 1, ramp, duration_s=10.5))
-    assert times(found)["3"] == 5.0
-    assert "4" not in found  # the third user's
-    assert max(outcome.users for outcome in found.values()) == 2
-
-
-def test_without_a_budget_all_join_whom_the_headroom_lets() -> None:
-    ramp = Ramp(users_max=4, period_s=5.0, ttft_s_max=1.7, first_tokens_max=0)
-    found = play(Phase(endless(tokens=10**9), 1, ramp, duration_s=6.0))
-    assert found["3.0"].began_s == 5.0
-
-
-def test_who_would_exceed_the_working_set_waits_until_it_is_smaller() -> None:
-    """One user asks for 10 new tokens every 2 s: 30 are in use at 5 s, 50 at 10, …; at 5 s one more fits, not two."""
-    ramp = Ramp(users_max=9, period_s=5.0, ttft_s_max=1.7, working_set_tokens_max=45, working_set_s=600.0)
-    found = play(Phase(endless(tokens=10), 1, ramp, duration_s=31.0))
-    assert {name: outcome.began_s for name, outcome in found.items() if name.endswith(".0")} == {"0.0": 0.0, "1.0": 5.0}
-
-
-def test_what_was_asked_long_ago_is_in_no_working_set() -> None:
-    """As above, but tokens are in use for 3 s only: 10 or 20 per user."""
-    ramp = Ramp(users_max=3, period_s=5.0, ttft_s_max=1.7, working_set_tokens_max=45, working_set_s=3.0)
-    found = play(Phase(endless(tokens=10), 1, ramp, duration_s=21.0))
-    began = {name: outcome.began_s for name, outcome in found.items() if name.endswith(".0")}
-    assert began == {"0.0": 0.0, "1.0": 5.0, "2.0": 5.0}
-
-
-def test_nobody_joins_close_to_the_largest_working_set() -> None:
-    ramp = Ramp(users_max=99, period_s=1.0, ttft_s_max=10.0, working_set_tokens_max=100)
-    assert [ramp.joining(1, [[6.0]], tokens) for tokens in (0, 90, 91)] == [3, 3, 0]
-
-
 def test_a_working_set_counts_each_piece_once_and_for_a_while() -> None:
     used = WorkingSet(10.0)
     used.asked((Span("a", 64), Span("b", 20)), 1.0)
@@ -179,22 +138,6 @@ def test_a_working_set_counts_each_piece_once_and_for_a_while() -> None:
     assert used.tokens(13.0) == 64 + 64 + 5
     assert used.tokens(13.1) == 64
     assert used.tokens(18.1) == 0
-
-
-def test_nobody_joins_when_first_tokens_come_late() -> None:
-    ramp = Ramp(users_max=4, period_s=5.0, ttft_s_max=1.2, first_tokens_max=10_000)
-    assert {name.split(".")[0] for name in play(Phase(endless(), 1, ramp, duration_s=21.0))} == {"0"}
-
-
-def test_a_late_first_token_is_forgotten_after_three_periods() -> None:
-    ramp = Ramp(users_max=2, period_s=5.0, ttft_s_max=1.7, first_tokens_max=10_000)
-    found = play(Phase(endless(), 1, ramp, duration_s=26.0), late="0.0")
-    assert found["1.0"].began_s == 20.0
-
-
-def test_a_ramp_ends_with_the_last_user() -> None:
-    ramp = Ramp(users_max=9, period_s=5.0, ttft_s_max=1.2, first_tokens_max=10_000)
-    assert len(play(Phase([Line((ask("a"),))], 1, ramp))) == 1
 
 
 @pytest.mark.parametrize(
@@ -212,26 +155,3 @@ def test_a_ramp_ends_with_the_last_user() -> None:
 )
 def test_the_ramp_follows_the_headroom(ttfts_s: list[list[float]], joining: int) -> None:
     assert Ramp(users_max=99, period_s=1.0, ttft_s_max=10.0, first_tokens_max=1).joining(9, ttfts_s) == joining
-
-
-@pytest.mark.parametrize(
-    ("ttfts_s", "joining"),
-    [
-        ([1.0], [1]),  # at first one at a time, two times
-        ([1.0] * 4, [1, 1, 7, 7]),
-        ([1.0, 1.0, 11.0, 1.0, 1.0, 1.0, 1.0], [1, 1, 0, 0, 1, 1, 7]),  # one bad: two good ones are needed
-        ([11.0] * 3 + [1.0] * 4, [0, 0, 0, 0, 0, 1, 1]),  # three bad: three
-        ([11.0] * 10 + [1.0] * 6, [0] * 14 + [1, 1]),  # ten bad: five
-        ([11.0, 1.0, 10.0, 1.0, 1.0], [0, 0, 0, 0, 1]),  # not in a row
-        ([11.0, 1.0, None, 1.0], [0, 0, 0, 1]),  # no answer: neither good nor bad
-        ([9.0, 9.0, 1.0], [0, 0, 1]),  # good, but without headroom: none of the first two times
-    ],
-)
-def test_a_cooldown_follows_periods_that_were_too_slow(ttfts_s: list[float | None], joining: list[int]) -> None:
-    ramp = Ramp(users_max=99, period_s=1.0, ttft_s_max=10.0, cooldown=True)
-    periods = [[] if ttft_s is None else [ttft_s] for ttft_s in ttfts_s]
-    assert [ramp.joining(9, periods[: index + 1]) for index in range(len(periods))] == joining
-
-
-def test_the_ramp_ends_at_its_most() -> None:
-    assert Ramp(users_max=11, period_s=1.0, ttft_s_max=10.0, first_tokens_max=1).joining(9, [[0.0]]) == 2

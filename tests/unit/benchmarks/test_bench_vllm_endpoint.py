@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import bench_vllm
-from benchmarks.vllm_load.counters import at_rest, difference, has_prefix_caching, hits, parse, unclean
+from benchmarks.vllm_load.counters import difference, has_prefix_caching, hits, parse, unclean
 from benchmarks.vllm_load.endpoint import Endpoint, Form
 from benchmarks.vllm_load.engines import Arm
 from benchmarks.vllm_load.reply import Reading, Reply
@@ -40,25 +40,6 @@ def test_tokens_that_come_together_share_the_gap_before_them() -> None:
     assert reply.said == (7, 8, 9, 3)
     assert (reply.prompt_tokens, reply.output_tokens, reply.cached_tokens, reply.total_s) == (31, 4, 16, 9.0)
     assert reply.problem == ""
-
-
-def test_first_tokens_that_come_together_have_no_gap() -> None:
-    assert read((0.5, ids(7, 8)), (1.0, ids(9)), (1.0, "data: [DONE]")).gaps_s == (0.0, 0.5)
-
-
-def test_a_message_without_text_is_not_the_first_token() -> None:
-    role = {"choices": [{"delta": {"role": "assistant", "content": ""}}]}
-    thought = {"choices": [{"delta": {"reasoning_content": "hm"}}]}
-    said = {"choices": [{"delta": {"content": " yes"}}]}
-    reply = read((0.1, role), (0.4, thought), (0.6, said), (0.6, "data: [DONE]"))
-    assert (reply.ttft_s, reply.output_tokens, reply.said) == (0.4, 2, "hm yes")
-
-
-def test_only_the_mean_gap_is_known_when_pieces_hold_several_tokens() -> None:
-    piece = {"choices": [{"text": "one two"}]}
-    usage = {"choices": [], "usage": {"completion_tokens": 5}}
-    reply = read((1.0, piece), (3.0, piece), (3.0, usage), (3.0, "data: [DONE]"))
-    assert reply.gaps_s == (0.5, 0.5, 0.5, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -128,12 +109,6 @@ def test_an_engine_that_has_none_is_not_measured() -> None:
 
     with pytest.raises(RuntimeError, match=r"slow: .* has prefix caching off"):
         bounded(story())
-
-
-def test_an_engine_is_at_rest_when_nothing_runs_or_waits() -> None:
-    assert not at_rest(parse(METRICS))
-    assert at_rest({"vllm:num_requests_running": 0.0, "vllm:num_requests_waiting": 0.0})
-    assert at_rest({})
 
 
 class Server:
@@ -227,15 +202,5 @@ def test_what_a_server_refuses_is_said_and_raises_nothing() -> None:
             reply = await endpoint.ask([5], 1)
             assert reply.problem.startswith("HTTP 400: unknown field")
             assert reply.ttft_s is None
-
-    bounded(story())
-
-
-def test_a_server_that_is_not_there_is_an_answer_with_a_problem_and_no_counters() -> None:
-    async def story() -> None:
-        endpoint = Endpoint("http://127.0.0.1:9", form=Form.IDS, model="m", request_s_max=5)
-        assert "Connect" in (await endpoint.ask([5], 1)).problem
-        assert await endpoint.counters() == {}
-        await endpoint.close()
 
     bounded(story())

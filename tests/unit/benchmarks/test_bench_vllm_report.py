@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import json
-import xml.etree.ElementTree as ET
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -16,10 +15,9 @@ from benchmarks.vllm_load.asks import Ask, Line, Phase, Span, Workload, token_id
 from benchmarks.vllm_load.counters import Counters
 from benchmarks.vllm_load.crowd import Outcome
 from benchmarks.vllm_load.engines import Arm, EngineOptions, check_features, connector_config, engine_arguments
-from benchmarks.vllm_load.recorded import PRESETS, Recorded
 from benchmarks.vllm_load.reply import Reply
 from benchmarks.vllm_load.rounds import Agreement, Rounds, disagreements
-from benchmarks.vllm_load.summary import Limits, Round, figures, quantile
+from benchmarks.vllm_load.summary import Limits, Round, figures
 
 LIMITS = Limits(ttft_s=2.0, gap_s=0.1)
 
@@ -50,11 +48,6 @@ OUTCOMES = [
 def a_round(arm: str = "none", number: int = 0, outcomes: list[Outcome] = OUTCOMES) -> Round:
     counted = {"vllm:prefix_cache_queries_total": 50.0, "vllm:prefix_cache_hits_total": 10.0}
     return Round(arm, number, 7 + number, outcomes, counted)
-
-
-@pytest.mark.parametrize(("percent", "value"), [(50, 3), (90, 5), (99, 5), (20, 1), (21, 2)])
-def test_a_quantile_is_one_of_the_values(percent: float, value: float) -> None:
-    assert quantile([5, 3, 1, 4, 2], percent) == value
 
 
 def test_figures_of_a_round() -> None:
@@ -98,12 +91,6 @@ def test_the_slowest_answers_are_at_the_low_end_of_paces() -> None:
             "input_pace_p1": 10.0,
         }
     )
-
-
-def test_answers_of_one_token_have_no_pace_of_output() -> None:
-    told = figures(a_round(outcomes=faster()), LIMITS)
-    assert told["input_pace_p10"].value == 40.0
-    assert not [name for name in told if name.startswith(("output_pace", "tpot"))]
 
 
 def test_equal_prompts_are_compared_wherever_they_were_answered() -> None:
@@ -191,18 +178,6 @@ def faster() -> list[Outcome]:
     return [outcome("a", ttft_s=0.25, total_s=0.5, prompt_tokens=10, output_tokens=1)]
 
 
-def test_the_table_shows_medians_spreads_and_shares_of_the_first_arm() -> None:
-    slow = [outcome("a", ttft_s=1.0, total_s=2.0, prompt_tokens=10, output_tokens=1)]
-    rounds = [a_round("none", 0, slow), a_round("none", 1, faster()), a_round("kvserver", 0, faster())]
-    rounds.append(a_round("kvserver", 1, faster()))
-    text = report.table(report.collect(rounds, LIMITS), ["none", "kvserver"], Agreement(4, 1, 0))
-    row = next(line for line in text.splitlines() if line.startswith("ttft_p50"))
-    assert row.split("  ")[-1].strip() == "62.5 %"  # of 25 % and 100 %
-    assert "625 ms (250 - 1000)" in row
-    assert "250 ms (250 - 250)" in row
-    assert text.splitlines()[-1].endswith("answered differently: 1, of these also when asked alone: 0")
-
-
 def test_rows_have_the_first_arm_of_the_same_round_as_ceiling(capsys: pytest.CaptureFixture[str]) -> None:
     slow = [outcome("a", ttft_s=1.0, total_s=2.0, prompt_tokens=10, output_tokens=1)]
     runs = report.collect([a_round("none", 0, slow), a_round("kvserver", 0, faster())], LIMITS)
@@ -276,20 +251,6 @@ def test_an_engine_without_prefix_caching_or_chunked_prefill_is_not_measured(off
         check_features("INFO: up")
 
 
-def test_files_have_a_line_for_each_request_and_two_charts(tmp_path: Path) -> None:
-    report.files(tmp_path, "chat", [a_round("none"), a_round("<b>", 1)])
-    lines = [json.loads(line) for line in (tmp_path / "chat.jsonl").read_text().splitlines()]
-    assert len(lines) == 2 * len(OUTCOMES)
-    assert lines[2]["cached_tokens"] == 5
-    dots = list(ET.parse(tmp_path / "chat-over-time.svg").iter("{http://www.w3.org/2000/svg}circle"))
-    assert len(dots) == 2 * 3
-    assert len(list(ET.parse(tmp_path / "chat-shares.svg").iter("{http://www.w3.org/2000/svg}polyline"))) == 2
-
-
-def test_shares_rise_to_all() -> None:
-    assert report.steps_of_share([3.0, 1.0]) == [(1.0, 50.0), (3.0, 100.0)]
-
-
 def test_arms_differ_in_nothing_but_the_connector() -> None:
     options = EngineOptions(
         model=Path("/m"),
@@ -308,22 +269,3 @@ def test_arms_differ_in_nothing_but_the_connector() -> None:
     config = connector_config(options, Path("/s/kv.sock"))
     assert config["kv_connector_extra_config"] == {"socket": "/s/kv.sock", "chunk_tokens": 512, "model_id": "made up"}
     assert config["kv_load_failure_policy"] == "recompute"
-
-
-def test_what_is_said_goes_before_the_preset_and_that_before_the_defaults() -> None:
-    parse = bench_vllm._parser().parse_args
-    default = bench_vllm._workload(parse(["trace"]))
-    preset = bench_vllm._workload(parse(["trace", "--preset", "mi300x"]))
-    said = bench_vllm._workload(parse(["trace", "--preset", "mi300x", "--users", str(default.users), "--no-recycle"]))
-    assert default == Recorded()
-    assert preset == PRESETS["mi300x"]
-    assert said == dataclasses.replace(preset, users=default.users, recycle=False)
-
-
-def test_an_arm_has_a_name_an_endpoint_and_perhaps_a_server() -> None:
-    arms = bench_vllm._given_arms(["none=http://a:1", "http://b:2/v1?x=y", "ours=http://c:3,http://d:4"])
-    assert arms == [
-        Arm("none", "http://a:1"),
-        Arm("endpoint 2", "http://b:2/v1?x=y"),
-        Arm("ours", "http://c:3", "http://d:4"),
-    ]

@@ -1,18 +1,16 @@
 """Sums, quantiles, the cost model and the verdict: a replay's figures must follow from its outcomes."""
 
 import json
-from xml.etree import ElementTree
 
 import msgspec
 import pytest
 
 from benchmarks.replay.cost import CostModel
 from benchmarks.replay.options import ReplayOptions
-from benchmarks.replay.plot import draw
 from benchmarks.replay.report import render, render_json
 from benchmarks.replay.result import DiskUse, ReplayResult, byte_problems
 from benchmarks.replay.seen import Seen, joined
-from benchmarks.replay.summing import WINDOWS, quantiles, sum_up
+from benchmarks.replay.summing import sum_up
 from kvserver.sizing.outcome import Outcome
 from kvserver.sizing.workload import Prompt
 
@@ -124,12 +122,6 @@ def test_good_run_is_ok_and_says_so_on_its_last_line() -> None:
     )
 
 
-def test_last_line_speaks_of_no_disk_where_there_is_none() -> None:
-    last = render(_result(msgspec.structs.replace(HIT, disk_tokens=0), disk=None)).splitlines()[-1]
-    assert "(HBM 25.6 % + DRAM 64.0 %)" in last
-    assert "disk" not in last
-
-
 @pytest.mark.parametrize(
     "outcome",
     [
@@ -153,26 +145,6 @@ def test_a_problem_of_the_run_fails_it() -> None:
     assert "problem: the server exited with -9" in render(result)
 
 
-def test_json_holds_every_number_of_the_result() -> None:
-    result = _result(HIT, MISS)
-    document = json.loads(render_json(result))
-    assert document.pop("ok") is True
-    assert msgspec.convert(document, ReplayResult) == result
-
-
-def test_table_tells_where_tokens_came_from() -> None:
-    text = render(_result(HIT, MISS))
-    cells = ("256 (19.7 %)", "320 (24.6 %)", "404 (31.1 %)", "1,044 (80.3 %)", "1 (1 timeout)", "server evictions")
-    for cell in (*cells, "11 (11 late)", "25.0 % of 0.00 GB"):
-        assert cell in text
-
-
-def test_table_tells_what_was_written_for_each_byte_stored() -> None:
-    lines = {line[:40].strip(): line[40:].split() for line in render(_result(HIT, MISS)).splitlines()}
-    assert lines["for each byte stored"] == ["0.500"]
-    assert lines["sent to the device for each byte of it"] == ["2.000"]
-
-
 def test_two_lives_of_a_server_are_added_and_what_it_holds_is_the_last_ones() -> None:
     names = ("evictions", "evicted bytes", "chunks stored", "stores short", "leases expired", "mover restarts")
     life = Seen(dict.fromkeys(names, 3) | {"chunks held": 7}, DISK)
@@ -182,34 +154,6 @@ def test_two_lives_of_a_server_are_added_and_what_it_holds_is_the_last_ones() ->
     assert (both.disk.written_bytes, both.disk.used_bytes, both.disk.refused["late"]) == (900, 100, 22)
     assert (both.disk.evictions, both.disk.read_bytes, both.disk.process_written_bytes) == (10, 1280, 1800)
     assert joined(Seen(), life) is life
-
-
-def test_series_are_windows_of_the_requests_in_the_order_of_the_workload() -> None:
-    (arm,) = _result(MISS, HIT).arms
-    assert len(arm.series) == 2 <= WINDOWS
-    assert [window.at_s for window in arm.series] == [0.0, 10.0]
-    first, second = (window.sources for window in arm.series)
-    assert (first.prompt_tokens, first.hbm_tokens, first.dram_tokens, first.disk_tokens) == (1000, 256, 320, 320)
-    assert (second.prompt_tokens, second.hit_tokens) == (300, 0)
-    assert arm.series[0].ttft_p95_s == arm.ttft.queued.largest
-    assert arm.series[1].ttft_p95_s == pytest.approx(arm.series[1].ttft_hbm_only_p95_s + MISS.lookup_ns / 1e9)
-
-
-def test_drawing_is_an_svg_with_a_line_for_each_arm() -> None:
-    root = ElementTree.fromstring(draw(_result(HIT, MISS)))
-    lines = root.findall("{http://www.w3.org/2000/svg}polyline")
-    assert len(lines) == 4  # two panels, HBM only and an arm
-    ends = [float(line.attrib["points"].split()[-1].split(",")[0]) for line in lines]
-    assert len(set(ends)) == 1
-    first_y, second_y = (line.attrib["points"].split()[0].split(",")[1] for line in lines[:2])
-    assert float(second_y) < float(first_y)  # the arm hits more than HBM alone, so its line is higher
-
-
-def test_quantiles_are_nearest_ranks() -> None:
-    some = quantiles([float(v) for v in range(40, 0, -1)])
-    assert (some.mean, some.p50, some.p95, some.p99, some.largest) == (20.5, 20.0, 38.0, 40.0, 40.0)
-    assert quantiles([3.0]).p50 == 3.0
-    assert quantiles([]).p99 == 0.0
 
 
 @pytest.mark.parametrize(("tokens", "seconds"), [(8192, 0.209), (32768, 1.18), (65536, 3.26)])

@@ -46,9 +46,10 @@ def endpoint() -> Iterator[str]:
 
 @pytest.fixture
 def pair(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Publisher, Reader]]:
-    monkeypatch.setattr(publishing, "ALIVE_S", 0.1)
-    publisher, reader = Publisher(Config(events_endpoint=endpoint), 77), Reader(endpoint)
-    reader.next()  # a sign of life: the subscription has arrived
+    with monkeypatch.context() as soon:
+        soon.setattr(publishing, "ALIVE_S", 0.1)
+        publisher, reader = Publisher(Config(events_endpoint=endpoint), 77), Reader(endpoint)
+        reader.next()  # a sign of life: the subscription has arrived
     yield publisher, reader
     publisher.close()
     reader.close()

@@ -32,7 +32,7 @@ def whole(client: Client, lease: int) -> object:
     return client.ask(client.retrieving(lease, GroupBlocks(0, 0, ids(*range(3 * CHUNKS)))))
 
 
-def test_what_leaves_dram_is_found_on_disk_and_read_once_for_all() -> None:
+def test_chunks_that_left_dram_are_found_on_disk_and_read_once_for_all_who_wait() -> None:
     rig = DiskRig()
     client, keys = cold_prompt(rig)
     found = client.lookup(keys)
@@ -184,7 +184,7 @@ def test_a_lease_gives_way_whole_also_when_more_retrieves_would_come() -> None:
 
 
 @pytest.mark.parametrize("before", ["a read finds a slot", "another that waited is given up"])
-def test_nobody_gives_way_before_all_have_waited_for_long(before: str) -> None:
+def test_no_retrieve_gives_way_before_all_have_waited_for_long(before: str) -> None:
     rig = DiskRig()
     client, prompts, heads = too_much_for_dram(rig)
     finds = before == "a read finds a slot"
@@ -208,7 +208,7 @@ def test_nobody_gives_way_before_all_have_waited_for_long(before: str) -> None:
     assert isinstance(rig.answers[client.peer, asked[0].id], Retrieved)
 
 
-def test_nobody_gives_way_while_the_arena_grows() -> None:
+def test_no_retrieve_gives_way_while_the_arena_grows() -> None:
     rig = DiskRig(arena_bytes=5 * SLAB_BYTES)
     client, prompts = Client(rig).register((WIDE,), buffer_bytes=40_000), [chain(1, 35), chain(2, 37)]
     for keys in prompts:

@@ -31,7 +31,7 @@ from tests.rigs.disk_rig import CHUNKS, EXTENT_BYTES, fill, restart
 # ---------------------------------------------------------------- maximum
 
 
-def test_what_is_being_written_counts_against_a_maximum() -> None:
+def test_writes_in_flight_count_against_a_tenants_maximum() -> None:
     rig = rig_with(quota("chat", most=4))
     chat = client_of(rig, "chat", CHAT)
     rig.disk_works = False
@@ -42,7 +42,7 @@ def test_what_is_being_written_counts_against_a_maximum() -> None:
     assert chunks_of(rig, "chat") == 4
 
 
-def test_what_could_not_be_written_is_refunded() -> None:
+def test_a_failed_write_is_refunded_to_its_tenant() -> None:
     rig = rig_with(quota("chat", most=4))
     chat = client_of(rig, "chat", CHAT)
     rig.fault = "io"
@@ -81,7 +81,7 @@ def test_a_chunk_that_is_more_than_its_tenants_maximum_pushes_nothing_out_in_vai
 # ---------------------------------------------------------------- guarantee
 
 
-def test_what_is_being_written_makes_room_for_nobody_below_a_guarantee() -> None:
+def test_writes_in_flight_do_not_lower_a_guarantee() -> None:
     rig = rig_with(quota("agents", guaranteed=6))
     agents, chat = client_of(rig, "agents", AGENTS), client_of(rig, "chat", CHAT)
     prompts = stored(agents, 2, seed=1)
@@ -94,7 +94,7 @@ def test_what_is_being_written_makes_room_for_nobody_below_a_guarantee() -> None
     assert kept(rig, AGENTS, prompts) == [3, 3]
 
 
-def test_what_exceeds_a_guarantee_on_disk_goes_by_its_age_and_no_further() -> None:
+def test_chunks_beyond_a_guarantee_on_disk_go_by_age_and_no_others() -> None:
     rig = rig_with(quota("agents", guaranteed=10))
     agents, chat = client_of(rig, "agents", AGENTS), client_of(rig, "chat", CHAT)
     stored(agents, 9, seed=1)
@@ -103,7 +103,7 @@ def test_what_exceeds_a_guarantee_on_disk_goes_by_its_age_and_no_further() -> No
     assert account(rig, "agents").evicted_chunks == 17
 
 
-def test_who_has_less_on_disk_than_its_guarantee_takes_from_those_who_have_more() -> None:
+def test_a_tenant_below_its_guarantee_on_disk_takes_room_from_those_above_theirs() -> None:
     """Also when all chunks of the others were used later."""
     rig = rig_with(quota("agents", guaranteed=9), quota("chat", guaranteed=EXTENTS - 12))
     agents, chat, guests = (client_of(rig, name, of) for name, of in (("agents", AGENTS), ("chat", CHAT), ("", GUESTS)))
@@ -168,7 +168,7 @@ def test_a_segment_is_held_against_a_guarantee_as_a_whole() -> None:
     assert len(room.closure(fullest, wanted, chunks_max=99) or ()) == 6, "with what hangs on them"
 
 
-def test_room_in_the_index_empties_no_dram_in_vain() -> None:
+def test_index_eviction_that_frees_no_place_takes_nothing_out_of_dram() -> None:
     """Chunks that are also on disk would leave DRAM and still stay in the index, because they are guaranteed there."""
     rig = rig_with(quota("agents", guaranteed=6))
     agents, chat = client_of(rig, "agents", AGENTS), client_of(rig, "chat", CHAT)

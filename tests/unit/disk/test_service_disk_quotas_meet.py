@@ -52,7 +52,7 @@ def account_in_dram(rig: DiskRig) -> Account:
     return accounts.of(tag_of("agents"))
 
 
-def test_room_in_the_index_is_not_made_of_what_has_something_in_dram_before_what_is_colder() -> None:
+def test_index_eviction_prefers_a_colder_chunk_over_one_with_shards_in_dram() -> None:
     """A chunk with a state in DRAM is not on disk alone (seed 434606)."""
     rig = rig_with(Quota("agents"), disk_device_bytes=200 * SEGMENT_BYTES)
     agents, chat = client_of(rig, "agents", AGENTS, (FULL, STATE)), client_of(rig, "chat", CHAT)
@@ -70,7 +70,7 @@ def test_room_in_the_index_is_not_made_of_what_has_something_in_dram_before_what
     assert warm.in_dram == 0b10
 
 
-def test_room_on_disk_takes_nothing_out_of_dram_that_was_guaranteed() -> None:
+def test_eviction_on_disk_leaves_guaranteed_chunks_in_dram() -> None:
     """The full group on disk would go for another tenant's write, and with it a state that is guaranteed in DRAM."""
     rig = rig_with(Quota("agents"), disk_device_bytes=25 * SEGMENT_BYTES)
     agents, chat = client_of(rig, "agents", AGENTS, (FULL, STATE)), client_of(rig, "chat", CHAT)
@@ -112,7 +112,7 @@ def test_a_drain_at_a_maximum_costs_its_tenant_the_coldest_and_no_other_anything
     assert kept(rig, CHAT, prompts)[-1] == 3
 
 
-def test_what_lies_on_a_device_that_takes_no_writes_is_still_charged() -> None:
+def test_chunks_on_a_read_only_device_are_still_charged() -> None:
     rig = rig_with(quota("chat", most=9))
     chat = client_of(rig, "chat", CHAT)
     stored(chat, 2, seed=2)
@@ -134,7 +134,7 @@ def test_a_tenant_that_may_not_have_a_chunk_in_dram_is_refused_at_once() -> None
     client_of(rig, "chat", GUESTS)
 
 
-def test_what_no_slot_could_ever_hold_for_its_tenant_is_not_offered_from_disk() -> None:
+def test_a_chunk_larger_than_its_tenants_maximum_in_dram_is_not_offered_from_disk() -> None:
     """The tenant's maximum was lowered while the brain was away, so a read could only wait for its deadline."""
     rig = rig_with(quota("chat", guaranteed=1))
     wide = client_of(rig, "chat", CHAT, (WIDE,))

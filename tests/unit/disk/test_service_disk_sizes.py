@@ -185,7 +185,7 @@ def test_records_move_out_of_a_segment_as_they_were_and_nothing_of_them_is_lost(
         assert now.generation > before[keys].generation if keys in moved else now == before[keys]
 
 
-def test_room_made_ahead_ends_with_the_first_segment_that_is_empty() -> None:
+def test_eviction_ahead_of_writes_ends_with_the_first_empty_segment() -> None:
     """Prompts of about the same age lie side by side, so a segment empties as the oldest of them go."""
     rig = Scene(1, disk_write_through=True)
     old = rig.client(OLD, units=1)
@@ -202,7 +202,7 @@ def test_room_made_ahead_ends_with_the_first_segment_that_is_empty() -> None:
     assert rig.on_disk(OLD) >= places - places // SEGMENTS
 
 
-def test_no_room_is_made_ahead_with_chunks_that_dram_would_write_again() -> None:
+def test_eviction_ahead_of_writes_spares_chunks_that_dram_would_write_again() -> None:
     """They are colder than the new chunk, so they would take the free places before it, again and again."""
     rig = Scene(1, disk_write_through=True, arena_bytes=40 * SLAB_BYTES)
     old = rig.client(OLD, units=1)
@@ -243,7 +243,7 @@ def test_a_segment_that_is_in_use_keeps_its_records_and_another_one_is_emptied()
     assert all(rig.core.chunks.spaces[OLD].nodes[keys].on_disk for keys in leased[-9:])
 
 
-def test_a_record_larger_than_the_daily_budget_ever_allows_at_once_goes_for_a_write_that_needs_its_segment() -> None:
+def test_a_record_too_large_to_move_within_the_daily_budget_is_dropped_for_a_write_to_its_segment() -> None:
     """The budget was lowered at a restart. The move of such a record would wait for ever, and all writes with it."""
     rig = Scene(1, disk_write_through=True)
     old = rig.client(OLD, units=3)

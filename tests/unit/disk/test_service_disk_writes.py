@@ -64,7 +64,7 @@ def test_two_chains_do_not_push_each_other_off_a_device_that_is_too_small_for_bo
     assert len(rig.written) == settled
 
 
-def test_what_belongs_on_a_device_that_takes_nothing_does_not_hold_up_what_others_take() -> None:
+def test_a_read_only_device_does_not_hold_up_writes_to_the_others() -> None:
     """A chunk lies on one device, so a part added to it has no other place."""
     rig = DiskRig(disk_devices=2)
     client, keys = Client(rig).register([FULL, STATE]), chain(1, 1)

@@ -86,7 +86,7 @@ ONE_REGION = [RegionRun(0, 13, 1, 0, 2 * 130, 2 * PAGE_BYTES)]
     ids=["chunk size", "pages"],
 )
 @pytest.mark.parametrize("lives", [1, 2])
-def test_what_is_on_disk_of_another_geometry_is_void_however_early_the_engine_comes(
+def test_records_of_another_geometry_are_void_however_early_the_engine_comes(
     group: GroupSpec, chunk_tokens: int, lives: int
 ) -> None:
     rig = DiskRig()
@@ -102,7 +102,7 @@ def test_what_is_on_disk_of_another_geometry_is_void_however_early_the_engine_co
     assert client.lookup(keys).chunks == CHUNKS
 
 
-def test_what_was_cleared_does_not_come_back() -> None:
+def test_cleared_chunks_do_not_come_back_from_disk() -> None:
     rig = DiskRig()
     client, keys = cold_prompt(rig)
     assert isinstance(client.ask(Clear(rig.number(), rig.notes[0].namespace)), Cleared)
@@ -111,7 +111,7 @@ def test_what_was_cleared_does_not_come_back() -> None:
     assert Client(rig).register().lookup(keys).chunks == 0
 
 
-def test_what_was_cleared_while_a_device_was_away_does_not_come_back_with_it() -> None:
+def test_chunks_cleared_while_a_device_was_away_do_not_come_back_with_it() -> None:
     rig = DiskRig(disk_devices=2)
     client, keys = cold_prompt(rig)
     namespace = rig.notes[0].namespace
@@ -202,7 +202,7 @@ def test_a_chunk_that_is_whole_and_void_does_not_hide_what_was_written_since() -
     assert client.lookup(keys).chunks == 0, "its window group is void"
 
 
-def test_what_is_damaged_on_disk_is_counted() -> None:
+def test_damaged_records_are_counted() -> None:
     rig = DiskRig()
     rig.damaged = 3
     restart(rig)
@@ -406,7 +406,7 @@ def test_once_it_is_known_which_namespaces_are_on_disk_only_those_may_hold_more(
 
 
 @pytest.mark.parametrize("is_listed", [False, True])
-def test_what_was_cleared_is_not_to_be_found_on_disk_any_more(is_listed: bool) -> None:
+def test_cleared_chunks_are_no_reason_to_wait_for_the_disks(is_listed: bool) -> None:
     rig = DiskRig()
     _, keys = cold_prompt(rig)
     namespace = rig.notes[0].namespace
@@ -420,7 +420,7 @@ def test_what_was_cleared_is_not_to_be_found_on_disk_any_more(is_listed: bool) -
     assert client.lookup(keys).why == ""
 
 
-def test_what_a_dead_mover_has_told_of_is_not_to_be_had_until_the_next_one_has_told_all() -> None:
+def test_records_a_dead_mover_reported_are_not_served_until_the_next_one_has_reported_all() -> None:
     rig = DiskRig()
     _, keys = cold_prompt(rig)
     begin_anew(rig)

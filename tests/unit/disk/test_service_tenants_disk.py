@@ -39,7 +39,7 @@ def test_reads_of_a_tenant_at_its_maximum_hold_up_no_other() -> None:
     assert isinstance(chat.ask(whole(chat, found.lease)), Retrieved)
 
 
-def test_who_gives_way_is_of_those_who_wait_for_slots() -> None:
+def test_only_a_retrieve_that_waits_for_slots_gives_way() -> None:
     """Two prompts of agents wait for the slots of each other; chat came after them and only waits for its disk."""
     rig, agents, chat = clients()
     held = agents.lookup(chain(4, CHUNKS), AGENTS)

@@ -34,7 +34,7 @@ from tests.rigs.quota_rig import (
 # ---------------------------------------------------------------- maximum
 
 
-def test_what_a_tenant_holds_on_to_at_its_maximum_refuses_its_stores() -> None:
+def test_a_tenants_leased_chunks_at_its_maximum_refuse_its_stores() -> None:
     rig = rig_with(quota("chat", most=3))
     chat = client_of(rig, "chat", CHAT)
     held, new = chain(1, 3), chain(2, 2)
@@ -47,7 +47,7 @@ def test_what_a_tenant_holds_on_to_at_its_maximum_refuses_its_stores() -> None:
     assert chunks_of(rig, "chat") == 3
 
 
-def test_what_an_operator_pins_is_charged_to_its_tenant_and_stays() -> None:
+def test_pinned_chunks_are_charged_to_their_tenant_and_stay() -> None:
     rig = rig_with(quota("chat", most=3))
     chat = client_of(rig, "chat", CHAT)
     held, new = chain(1, 3), chain(2, 2)
@@ -85,7 +85,7 @@ def test_a_maximum_that_was_lowered_is_reached_step_by_step(monkeypatch: pytest.
 # ---------------------------------------------------------------- guarantee
 
 
-def test_what_exceeds_the_guarantee_goes_by_its_age_and_no_further() -> None:
+def test_chunks_beyond_a_guarantee_go_by_age_and_no_others() -> None:
     rig = rig_with(quota("agents", guaranteed=100))
     agents, chat = client_of(rig, "agents", AGENTS), client_of(rig, "chat", CHAT)
     fill(agents, 190)
@@ -94,7 +94,7 @@ def test_what_exceeds_the_guarantee_goes_by_its_age_and_no_further() -> None:
     assert chunks_of(rig, "default") == SLOTS - 100
 
 
-def test_who_has_less_than_its_guarantee_takes_from_those_who_have_more() -> None:
+def test_a_tenant_below_its_guarantee_takes_room_from_those_above_theirs() -> None:
     """Also when its own chunks were used longest ago."""
     rig = rig_with(quota("agents", guaranteed=100))
     agents, chat = client_of(rig, "agents", AGENTS), client_of(rig, "chat", CHAT)
@@ -107,7 +107,7 @@ def test_who_has_less_than_its_guarantee_takes_from_those_who_have_more() -> Non
     assert chunks_of(rig, "agents") == 107, "beyond its guarantee the coldest goes, whose ever it is"
 
 
-def test_without_a_victim_among_the_others_its_own_chunks_go_below_the_guarantee() -> None:
+def test_a_tenant_evicts_its_own_guaranteed_chunks_when_nobody_elses_may_go() -> None:
     rig = rig_with(quota("agents", guaranteed=100))
     agents, chat = client_of(rig, "agents", AGENTS), client_of(rig, "chat", CHAT)
     fill(agents, 6)
@@ -131,7 +131,7 @@ def test_a_namespace_is_not_forgotten_below_a_guarantee() -> None:
     client_of(rig, "guests", GUESTS)
 
 
-def test_what_is_being_stored_below_a_guarantee_is_not_forgotten_with_its_namespace() -> None:
+def test_a_namespace_with_a_store_below_a_guarantee_is_not_forgotten() -> None:
     """One of two shards is there; its worker has gone, so no cache uses the namespace."""
     rig = rig_with(quota("agents", guaranteed=8), namespaces_max=2)
     client_of(rig, "", CHAT)
@@ -149,7 +149,7 @@ def test_what_is_being_stored_below_a_guarantee_is_not_forgotten_with_its_namesp
     client_of(rig, "", GUESTS)
 
 
-def test_what_was_cleared_while_it_is_read_counts_for_no_guarantee() -> None:
+def test_chunks_cleared_while_they_are_read_count_for_no_guarantee() -> None:
     rig = rig_with(quota("agents", guaranteed=3))
     agents, cleared = client_of(rig, "agents", AGENTS), client_of(rig, "agents", GUESTS)
     [kept], [read] = fill(agents, 3), fill(cleared, 3, seed=2)

@@ -43,7 +43,7 @@ from kvserver.wire.orders import (
     decode_report,
     encode,
 )
-from tests.full_disk import fill, make_room, mounted
+from tests.rigs.full_disk import fill, make_room, mounted
 
 WAIT_S = 30
 NAMESPACE = b"n" * 32

@@ -8,7 +8,7 @@ import pytest
 
 from kvserver.movers import disk_notes
 from kvserver.movers.disk_notes import Known
-from tests.full_disk import fill, make_room, mounted
+from tests.rigs.full_disk import fill, make_room, mounted
 
 NAMESPACE, OTHER = b"n" * 32, b"o" * 32
 DOCUMENT = b"document" * 37

@@ -21,33 +21,6 @@ def _cache(pool: PrefixPool, digests: list[bytes]) -> list[int]:
     return blocks
 
 
-def test_what_was_cached_matches_up_to_the_first_difference() -> None:
-    pool = PrefixPool(11)
-    blocks = _cache(pool, _digests([1, 2, 3]))
-    pool.release(blocks)
-    assert pool.match(_digests([1, 2, 4, 3])) == blocks[:2]
-    pool.check()
-
-
-def test_tail_is_evicted_before_its_head() -> None:
-    pool = PrefixPool(5)
-    pool.release(_cache(pool, _digests([1, 2, 3, 4, 5])))
-    taken = pool.allocate(2)
-    assert taken is not None
-    assert len(pool.match(_digests([1, 2, 3, 4, 5]))) == 3
-    assert pool.evictions == 2
-
-
-def test_least_recently_used_chain_goes_first() -> None:
-    pool = PrefixPool(7)
-    pool.release(_cache(pool, _digests([1, 2, 3])))
-    pool.release(_cache(pool, _digests([8, 9])))
-    pool.release(pool.match(_digests([1, 2, 3])))
-    assert pool.allocate(4) is not None
-    assert len(pool.match(_digests([1, 2, 3]))) == 3
-    assert pool.match(_digests([8, 9])) == []
-
-
 def test_pinned_blocks_are_never_given_away() -> None:
     pool = PrefixPool(4)
     blocks = _cache(pool, _digests([1, 2, 3]))
@@ -55,20 +28,6 @@ def test_pinned_blocks_are_never_given_away() -> None:
     assert pool.pinned == 3
     pool.release(blocks)
     assert pool.allocate(4) is not None
-
-
-def test_same_digest_twice_is_one_block() -> None:
-    pool = PrefixPool(4)
-    digests = _digests([7])
-    one, other = pool.allocate(1), pool.allocate(1)
-    assert one is not None
-    assert other is not None
-    assert pool.adopt(one[0], digests[0]) == one[0]
-    assert pool.adopt(other[0], digests[0]) == one[0]
-    pool.release(one)
-    pool.release(one)
-    pool.check()
-    assert pool.pinned == 0
 
 
 class _Model:

@@ -6,7 +6,7 @@ import pytest
 import zstandard
 
 from kvserver.errors import ConfigError
-from kvserver.sizing.trace import ARRIVAL_BLOCK_TOKENS, arrival_prompts, load, session_prompts
+from kvserver.sizing.trace import load, session_prompts
 
 SESSION = b'{"id":"a","tool":70,"sys":9,"seq":[0,1],"req":[[0,0.0,0.0,1.5,200,7,0,0,0],[0,3.0,1.5,2.0,331,7,1,2,1]]}'
 
@@ -25,35 +25,9 @@ def test_mooncake_sample_has_the_sums_of_its_readme() -> None:
     assert sum(a.input_tokens for a in arrivals) == 37_785_822
 
 
-def test_equal_block_ids_mean_equal_prefixes() -> None:
-    for session in load("claude-code").sessions[:7]:
-        _assert_chained(session_prompts(session))
-    _assert_chained(arrival_prompts(load("mooncake").arrivals[:501]))
-
-
-def _assert_chained(prompts: list[list[int]]) -> None:
-    parent_of: dict[int, int] = {}
-    for prompt in prompts:
-        for parent, block in zip([-1, *prompt], prompt, strict=False):
-            assert parent_of.setdefault(block, parent) == parent
-
-
 def test_prompt_has_its_full_blocks_and_shares_as_recorded(tmp_path: Path) -> None:
     (session,) = load(_file(tmp_path, SESSION)).sessions
     assert session_prompts(session) == [[0, 1, 2], [0, 1, 3, 4, 5]]
-
-
-def test_last_block_of_an_arrival_may_be_partial(tmp_path: Path) -> None:
-    arrivals = load(_file(tmp_path, b"[0,1025,5,0,0]\n[7,600,5,1,1]")).arrivals
-    assert arrival_prompts(arrivals) == [[0, 1, 2], [0, 3]]
-    assert ARRIVAL_BLOCK_TOKENS == 512
-
-
-def test_compressed_and_plain_files_read_the_same(tmp_path: Path) -> None:
-    plain = load(_file(tmp_path, SESSION))
-    packed = tmp_path / "t.jsonl.zst"
-    packed.write_bytes(zstandard.compress(SESSION))
-    assert load(str(packed)).sessions == plain.sessions
 
 
 @pytest.mark.parametrize(
