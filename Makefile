@@ -26,7 +26,7 @@ CPP = $(filter-out csrc/vendor/%,$(wildcard csrc/*/*.cpp csrc/*/*.h csrc/gpu/*/*
 	$(wildcard tests/simdriver/*.cpp tests/simdriver/*.h tests/simdriver/*/*.cpp tests/device/*.cpp tests/gpu/*.cpp tests/rigs/*.cpp)
 BUILT_FROM := pyproject.toml CMakeLists.txt kvserver/__init__.py $(wildcard csrc/*/* csrc/gpu/*/* csrc/gpu/kernels/objects/*)
 
-.PHONY: help install demo test sim faults leaks drill drill-device test-asan bench objects dist lint format clean
+.PHONY: help install demo test sim faults leaks drill drill-device test-asan bench objects dist try-dist lint format clean
 
 help:
 	@echo 'make demo        replay recorded traffic against servers without and with a disk tier, compare every byte (a minute)'
@@ -39,7 +39,8 @@ help:
 	@echo 'make test-asan   the native tests under address and undefined-behaviour sanitizers'
 	@echo 'make bench       four benchmarks, one JSON object a row: $(BENCHES); the others: docs/performance.md'
 	@echo 'make objects     compiles the GPU kernels again and compares them with those in csrc/gpu/kernels/objects (no GPU)'
-	@echo 'make dist        an sdist and a wheel of this version, in DIST=$(DIST); tests/installed.sh WHEEL tries it'
+	@echo 'make dist        an sdist and a wheel of this version, in DIST=$(DIST)'
+	@echo 'make try-dist    builds them, installs the wheel where there is no compiler, and runs server and client there'
 	@echo 'make e2e         real vLLM on the CPU, with an environment of its own (4 GB): same tokens with and without us'
 	@echo 'make e2e-ci      as much of it as .ci/run has time for; e2e-ci-more and e2e-ci-before: what follows there'
 	@echo 'make e2e-all     the same and what takes longest: two ranks of an MLA model, every failure scenario, OpenAI server'
@@ -103,6 +104,9 @@ objects: $(STAMP)
 # The wheel is built from the sdist, so that the sdist is complete.
 dist: $(STAMP)
 	$(RUN)/python -m build --outdir $(DIST)
+
+try-dist: dist
+	PYTHON=$(PYTHON) tests/installed.sh $(DIST)/kvserver-$$($(RUN)/python -c 'import kvserver; print(kvserver.__version__)')-*.whl
 
 lint: $(STAMP)
 	$(RUN)/ruff check .
