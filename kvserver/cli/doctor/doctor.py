@@ -64,7 +64,8 @@ def examine(config: Config) -> list[Finding]:
 
 
 def interpreter(_: Config) -> Answer:
-    said = f"{platform.python_implementation()} {platform.python_version()} at {sys.executable}"
+    python = f"{platform.python_implementation()} {platform.python_version()} at {sys.executable}"
+    said = f"kvserver {kvserver.__version__} on {python}"
     if not __debug__:
         return "fail", f"{said} runs with -O, which removes the assertions that the server relies on"
     return "ok", said

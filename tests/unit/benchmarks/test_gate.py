@@ -16,6 +16,7 @@ install)
     ln -s "$(type -P true)" "$VENV/bin/kvserver"
     ln -s "$STUBS/python" "$VENV/bin/python" ;;
 test) echo '===== 3 passed in 7 s =====' ;;
+try-dist) echo 'installed wheel: odd.whl' && exit "$WHEEL_EXITS" ;;
 e2e-wheels) exit 1 ;;
 esac
 """
@@ -34,12 +35,17 @@ def small_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
 
 
-def ci(folder: Path, *, gate_says: str, gate_exits: int) -> "subprocess.CompletedProcess[str]":
-    """A .ci/run that builds nothing, so that only the gate decides."""
+def ci(folder: Path, *, gate_says: str, gate_exits: int, wheel_exits: int = 0) -> "subprocess.CompletedProcess[str]":
+    """A .ci/run that builds nothing, so that only the gate and the wheel decide."""
     for name, text in (("make", STUBBED_MAKE), ("python", STUBBED_PYTHON)):
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
-    stubs = {"STUBS": str(folder), "GATE_SAYS": gate_says, "GATE_EXITS": str(gate_exits)}
+    stubs = {
+        "STUBS": str(folder),
+        "GATE_SAYS": gate_says,
+        "GATE_EXITS": str(gate_exits),
+        "WHEEL_EXITS": str(wheel_exits),
+    }
     environment = {**os.environ, **stubs, "PATH": f"{folder}:{os.environ['PATH']}"}
     return subprocess.run([ROOT / ".ci/run"], env=environment, capture_output=True, text=True, timeout=60, check=False)
 
@@ -96,9 +102,17 @@ def test_the_last_lines_of_ci_repeat_what_the_gate_said(tmp_path: Path, says: st
     assert done.returncode == 0, done.stderr
     assert says in done.stdout.splitlines()[-3:]
     assert done.stdout.splitlines().count(says) == 2
+    assert "installed wheel: odd.whl" in done.stdout.splitlines()[-3:]
 
 
 def test_ci_ends_where_the_gate_fails(tmp_path: Path) -> None:
     done = ci(tmp_path, gate_says="performance gate: failed, more", gate_exits=1)
     assert done.returncode == 1
     assert "SKIPPED: real vLLM" not in done.stdout
+
+
+def test_ci_ends_where_the_wheel_does_not_work_and_shows_why(tmp_path: Path) -> None:
+    done = ci(tmp_path, gate_says="performance gate: passed, 5", gate_exits=0, wheel_exits=1)
+    assert done.returncode == 1
+    assert "installed wheel: odd.whl" in done.stdout
+    assert "performance gate" not in done.stdout

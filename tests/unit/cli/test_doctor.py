@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import kvserver
 from kvserver.cli.doctor import doctor
 from kvserver.cli.doctor.doctor import CHECKS, examine
 from kvserver.config.config import Config
@@ -191,7 +192,9 @@ def test_a_kernel_without_peer_pidfd_is_a_warning(monkeypatch: pytest.MonkeyPatc
 
 
 def test_assertions_must_be_on() -> None:
-    assert doctor.interpreter(Config())[0] == "ok"
+    verdict, text = doctor.interpreter(Config())
+    assert verdict == "ok"
+    assert text.startswith(f"kvserver {kvserver.__version__} on ")
 
 
 def test_an_events_endpoint_that_is_taken_fails() -> None:

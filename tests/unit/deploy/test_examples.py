@@ -104,6 +104,18 @@ def test_each_load_has_the_gpu_memory_and_the_options_that_were_published(
     assert "--trust-remote-code" in words
 
 
+def test_the_arm_with_a_cache_has_the_sizes_that_were_published(tmp_path: Path) -> None:
+    """Two GPUs, FP8 KV, a CPU tier of 64 GB, chunks of 256 tokens."""
+    assert started("mi300x/arm.sh", "dram", said=tmp_path).returncode == 0
+    assert load(None, flags_of(tmp_path))[0].arena_bytes == 64 << 30
+    words = (tmp_path / "engine").read_text()
+    options = words.split("\n")
+    assert options[options.index("--tensor-parallel-size") + 1] == "2"
+    assert options[options.index("--kv-cache-dtype") + 1] == "fp8"
+    transfer = json.loads(words[words.index("{\n") : words.rindex("}") + 1])
+    assert parse(transfer["kv_connector_extra_config"]).chunk_tokens == 256
+
+
 def test_an_unknown_load_starts_nothing(tmp_path: Path) -> None:
     done = started("mi300x/arm.sh", "dram", said=tmp_path, LOAD="calm")
     assert done.returncode == 2

@@ -8,6 +8,8 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
+import kvserver
+
 ROOT = Path(__file__).resolve().parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -58,6 +60,15 @@ def test_every_dependency_has_a_lower_and_an_upper_bound() -> None:
     assert len(extras) > 5
     wanted = r">=[^,]+,<|==[^*]+$"
     assert [text for text in PROJECT["dependencies"] + extras if not re.search(wanted, text)] == []
+
+
+def test_the_version_is_written_in_one_place() -> None:
+    places = ("kvserver", "client", "csrc", "deploy", "examples", ".ci", "pyproject.toml", "CMakeLists.txt", "Makefile")
+    paths = [path for place in places for path in (ROOT / place, *(ROOT / place).rglob("*")) if path.is_file()]
+    texts = {path: path.read_bytes() for path in paths if path.suffix not in (".pyc", ".so", ".zst")}
+    assert len(texts) > 200
+    pattern = re.compile(rb"(?<![\d.])" + re.escape(kvserver.__version__).encode() + rb"(?![\d.])")
+    assert [path for path, content in texts.items() if pattern.search(content)] == [ROOT / "kvserver" / "__init__.py"]
 
 
 def test_the_server_brings_no_framework() -> None:

@@ -1,0 +1,179 @@
+"""A server of today starts over files of 0.1.0: which chunks it serves, and its words about the others.
+
+releases/0.1.0.json has every byte of these files. A server of commit 186e552 (23 November 2026; its package has the
+version 0.1.0) wrote them, and its own client stored the chunks: releases/record.py, run with that package. Today's code
+made nothing of it.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvclient import Blocks, CacheSpec, Client, HostBuffer, RegionRun, chunk_keys, full_group, namespace_digest
+from kvserver._native import create_memfd
+from kvserver.supervisor.arena_files import ARENA, LEDGER
+from kvserver.wire.messages import PROTOCOL
+from tests.process.engine import PATIENT
+from tests.process.harness import WAIT_S, Server, until
+from tests.process.restart.releases.record import (
+    BLOCK_TOKENS,
+    BLOCKS,
+    BLOCKS_A_CHUNK,
+    CHUNK_TOKENS,
+    CHUNKS,
+    CONTENT,
+    FACTS,
+    PAGE_BYTES,
+    POOL_BYTES,
+    REGIONS,
+    SETTINGS,
+    TOKENS,
+)
+from tests.rigs.golden_frames import GOLDEN
+
+RECORDED = json.loads((Path(__file__).parent / "releases" / "0.1.0.json").read_text())
+PROTOCOL_BEFORE = 5
+FRAMES_BEFORE = "f4b52ccb533923a104947ed9247a3bbd3ecdab9add291cae2e480637ba3080f6"
+"""SHA-256 of one frame of each kind, as 0.1.0 encodes it: GOLDEN of tests/unit/golden_frames.py in 186e552, its digits
+sorted and joined by newlines."""
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A directory on tmpfs with the arena and the ledger of 0.1.0."""
+    if not os.access("/dev/shm", os.W_OK):
+        pytest.skip("no /dev/shm")
+    directory = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="kvserver-test-"))
+    lay_out(RECORDED["memory"], directory)
+    yield directory
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    """The directory of a device of 0.1.0."""
+    lay_out(RECORDED["disk"], tmp_path / "disk")
+    return tmp_path / "disk"
+
+
+def lay_out(files: dict[str, dict[str, object]], root: Path) -> None:
+    """Writes recorded files, with their holes."""
+    for name, file in files.items():
+        path = root / name
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with path.open("xb") as out:
+            os.fchmod(out.fileno(), int(file["mode"], 8))
+            out.truncate(file["bytes"])
+            for offset, digits in file["content"].items():
+                os.pwrite(out.fileno(), bytes.fromhex(digits), int(offset))
+
+
+def server_over(memory: Path | None, disk: Path | None) -> Server:
+    """A server with the settings that 0.1.0 had, over what it left."""
+    settings = dict(SETTINGS)
+    if disk is None:
+        settings = {name: value for name, value in settings.items() if not name.startswith("disk_")}
+    places = {"arena_path": memory, "disk_paths": disk}
+    return Server(**settings, **{name: place for name, place in places.items() if place is not None})
+
+
+def brought(server: Server, *, from_disk: int) -> bytes:
+    """What a client of today finds, loaded into blocks in another order; a page that was not loaded is zeros.
+
+    from_disk: the chunks that must be read from disk for it."""
+    pool = create_memfd("upgrade-pool", POOL_BYTES)
+    namespace, keys = namespace_digest(FACTS), chunk_keys(array("I", TOKENS), CHUNK_TOKENS)
+    pages = RegionRun(0, 0, REGIONS, BLOCKS * PAGE_BYTES, PAGE_BYTES, PAGE_BYTES)
+    spec = CacheSpec(
+        name="kv",
+        namespace=namespace,
+        chunk_tokens=CHUNK_TOKENS,
+        buffers=[HostBuffer(pool, POOL_BYTES)],
+        groups=[full_group(block_tokens=BLOCK_TOKENS, blocks=BLOCKS, regions=[pages])],
+    )
+    client = Client(str(server.path), timeouts=PATIENT)
+    cache = client.register_cache(spec)
+    cache.wait_registered(WAIT_S)
+    found = client.lookup(namespace, keys)
+    taken = list(range(BLOCKS - 1, BLOCKS - 1 - found.chunks * BLOCKS_A_CHUNK, -1))
+    if found.lease is not None:
+        assert found.lease.chunks_on_disk == from_disk
+        assert client.retrieve(cache, found.lease, [Blocks(0, 0, array("i", taken))]).result(WAIT_S).ok
+    client.close()
+    held = os.pread(pool, POOL_BYTES, 0)
+    os.close(pool)
+    content = bytearray(POOL_BYTES)
+    for region in range(REGIONS):
+        for stored, block in enumerate(taken):
+            source, target = ((region * BLOCKS + at) * PAGE_BYTES for at in (block, stored))
+            content[target : target + PAGE_BYTES] = held[source : source + PAGE_BYTES]
+    return bytes(content)
+
+
+def wait_for_disk(server: Server) -> None:
+    until("the disk to be read", lambda: server.status().disk_state == "ready")
+
+
+def test_the_arena_of_0_1_0_is_served_byte_by_byte(memory: Path) -> None:
+    with server_over(memory, None) as server:
+        assert brought(server, from_disk=0) == CONTENT
+        log = server.log()
+    assert "memory kept" in log
+    assert f"kept memory compared slots={CHUNKS} bytes={POOL_BYTES} damaged=0" in log
+    assert f"index restored chunks={CHUNKS} withdrawn=0 damaged=0" in log
+
+
+def test_a_device_of_0_1_0_is_served_byte_by_byte(disk: Path) -> None:
+    with server_over(None, disk) as server:
+        wait_for_disk(server)
+        assert brought(server, from_disk=CHUNKS) == CONTENT
+        log = server.log()
+    assert "problem=none" in log
+    assert f"disk recovered chunks={CHUNKS} records={CHUNKS}" in log
+
+
+def test_both_together_are_one_chunk_in_two_places(memory: Path, disk: Path) -> None:
+    with server_over(memory, disk) as server:
+        wait_for_disk(server)
+        assert brought(server, from_disk=0) == CONTENT
+        status = server.status()
+        assert (status.chunks, status.chunks_on_disk) == (CHUNKS, CHUNKS)
+
+
+def test_an_arena_of_an_unknown_format_is_dropped_and_said(memory: Path) -> None:
+    (ledger,) = memory.glob(f"{LEDGER}.*")
+    with ledger.open("r+b") as file:
+        assert file.read(8) == b"\0KVLDGR1"
+        file.seek(7)
+        file.write(b"9")
+    with server_over(memory, None) as server:
+        assert brought(server, from_disk=0) == bytes(POOL_BYTES)
+        log = server.log()
+    assert "kept memory dropped" in log
+    assert "its ledger cannot be read: the ledger's header is damaged, or of another release" in log
+    assert not ledger.exists()
+    assert len(list(memory.glob(f"{ARENA}.*"))) == 1, "the memory of the old one is given back"
+
+
+def test_a_device_that_others_may_write_to_was_accepted_and_is_refused_by_name(disk: Path) -> None:
+    disk.chmod(0o775)
+    server = server_over(None, disk)
+    try:
+        assert server.spawn().wait(WAIT_S) == 2
+        assert f"disk-owner: {disk}" in server.log()
+    finally:
+        server.close()
+
+
+def test_clients_of_0_1_0_speak_the_same_protocol() -> None:
+    """If this fails, engines must be upgraded with the server: docs/OPERATING.md has to say so, then this test."""
+    frames = sorted(digits for _, digits in GOLDEN)
+    assert PROTOCOL == PROTOCOL_BEFORE
+    assert hashlib.sha256("\n".join(frames).encode()).hexdigest() == FRAMES_BEFORE
