@@ -45,7 +45,8 @@ bool DeviceJob::begin() {
         board_->swap(order_.word, order_.generation, WordState::LIVE, WordState::FAILED);
         return false;
     }
-    if (!board_->swap(order_.word, order_.generation, WordState::LIVE, WordState::SUBMITTED)) {
+    submitted_ = board_->swap(order_.word, order_.generation, WordState::LIVE, WordState::SUBMITTED);
+    if (!submitted_) {
         status_ = Status::ABANDONED;
         return false;
     }
@@ -233,7 +234,7 @@ Completion DeviceJob::end() {
         if (!board_->swap(order_.word, order_.generation, WordState::SUBMITTED, WordState::DONE)) {
             completion.status = Status::ABANDONED;
         }
-    } else {
+    } else if (submitted_) {
         // The swap fails if the client has abandoned the word.
         board_->swap(order_.word, order_.generation, WordState::SUBMITTED, WordState::FAILED);
     }

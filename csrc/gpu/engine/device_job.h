@@ -114,9 +114,10 @@ class DeviceJob {
     const DeviceTools& tools_;
 
     std::atomic<bool> stopped_{false};
-    bool begun_ = false;    // begin() returned true
-    bool halted_ = false;   // nothing more is begun
-    bool reached_ = false;  // the link reaches all its slots
+    bool submitted_ = false;  // the word is ours, from SUBMITTED to its end
+    bool begun_ = false;      // begin() returned true
+    bool halted_ = false;     // nothing more is begun
+    bool reached_ = false;    // the link reaches all its slots
     JobMode mode_ = JobMode::DIRECT;
     std::optional<ShardPlan> shards_;
     std::optional<Plan> plan_;  // of a direct job
