@@ -101,7 +101,7 @@ def _read(path: Path) -> Measured | None:
         measured: Measured = msgspec.json.decode(path.read_bytes(), type=Measured)
     except (OSError, msgspec.MsgspecError):
         return None
-    return measured
+    return measured if all(0 <= number < 1 << 64 for number in measured) else None
 
 
 def _write(path: Path, measured: Measured) -> None:
