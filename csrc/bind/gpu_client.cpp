@@ -130,6 +130,9 @@ void bind_copier(nb::module_& module) {
             "begin_ring",
             [](StagedCopier& copier, const GroupTuples& groups, std::vector<uint64_t> bases,
                const std::vector<uint64_t>& buffer_bytes) {
+                if (bases.size() != buffer_bytes.size()) {
+                    bad_argument(format("%zu bases came for %zu buffers", bases.size(), buffer_bytes.size()));
+                }
                 return copier.begin_ring(Layout(groups_from(groups), buffer_bytes), std::move(bases));
             },
             "groups"_a, "bases"_a, "buffer_bytes"_a)

@@ -320,3 +320,27 @@ def test_damaged_code_is_compiled_again_and_replaced(machine: Machine, tmp_path:
 
 def test_a_directory_that_cannot_be_written_costs_only_time(machine: Machine) -> None:
     assert kernel_report(machine, cache="/proc/nonexistent") == compiled(machine)
+
+
+TOO_FEW_BASES = """
+import sys
+from kvserver._native import StagedCopier
+vendor, library = sys.argv[1:]
+copier = StagedCopier(vendor, library, 0, 1 << 20, "", "")
+try:
+    copier.begin_ring([(2, 5, [(1, 0, 1, 0, 8, 8)])], [4096], [4096, 4096])
+except ValueError as refusal:
+    print(refusal)
+"""
+
+
+def test_a_ring_needs_the_address_of_every_buffer(machine: Machine) -> None:
+    said = subprocess.run(
+        [sys.executable, "-c", TOO_FEW_BASES, machine.vendor, str(machine.library)],
+        env={**os.environ, **machine.environment},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert said.stdout == "1 bases came for 2 buffers\n"
