@@ -31,7 +31,7 @@ export UBSAN_OPTIONS=print_stacktrace=1
 export TSAN_OPTIONS=handle_sigbus=0:halt_on_error=1
 
 module=$(ls "$PWD/$build"/_native*.so)
-case " $* " in *" tests/"*) ;; *) set -- "$@" tests/unit/test_native_*.py tests/unit/test_gpu_*.py ;; esac  # unless named
+case " $* " in *" tests/"*) ;; *) set -- "$@" tests/unit/native ;; esac  # unless named
 exec python -c '
 import importlib.util, sys
 spec = importlib.util.spec_from_file_location("kvserver._native", sys.argv[1])
