@@ -10,7 +10,7 @@ from typing import Literal
 from kvserver._native_disk import DiskEngine as DiskEngine
 from kvserver._native_disk import DiskFaults as DiskFaults
 from kvserver._native_disk import DiskStore as DiskStore
-from kvserver._native_disk import DiskTelling as DiskTelling
+from kvserver._native_disk import RecoveryOrder as RecoveryOrder
 from kvserver._native_disk import xxh3 as xxh3
 
 BUILD: str
@@ -176,40 +176,35 @@ class Board:
 
 # ---------------------------------------------------------------- copies
 
-Runs = list[tuple[int, int, int, int, int, int]]
-"""Fields of RegionRun in order: buffer, offset, regions, region_stride, block_stride, page_bytes."""
-Groups = list[tuple[int, int, Runs]]
+Runs = Sequence[tuple[int, int, int, int, int, int]]
+"""Fields of transfer.native.Run in order: buffer, offset, regions, region_stride, block_stride, page_bytes."""
+Groups = Sequence[tuple[int, int, Runs]]
 """For each group: (blocks_per_chunk, blocks, runs)."""
-CopyGroups = list[tuple[int, int, bytes, bytes]]
-"""Fields of CopyGroup in order: group, first_block, block_ids (packed int32), slots (packed int64)."""
+CopyGroups = Sequence[tuple[int, int, bytes, bytes]]
+"""Fields of transfer.native.CopyGroup in order: group, first_block, block_ids (packed int32), slots (packed int64)."""
 JobMode = Literal["direct", "staged", "server-gather"]
 Status = Literal["done", "abandoned", "failed", "invalid", "unmapped", "mapped", "refused", "broken"]
 Completion = tuple[int, Status, int, int, str, str, JobMode]
-"""(job or cache, status, bytes, copy_ns, code, message, mode of a job). Only DeviceEngine has the last three
-statuses."""
-
-def plan_copies(
-    groups: Groups, copy_groups: CopyGroups, arena_bytes: int, kind: Literal["store", "retrieve"]
-) -> list[tuple[int, int, int, int]]:
-    """The merged copies of one job as (buffer, buffer_offset, arena_offset, bytes), in the order of execution.
-
-    A shard's bytes in its slot are [run][region][block of the chunk][page_bytes]. Order: copy groups, their runs, then
-    regions and blocks, the one with the larger stride outside; blocks of a store by id, of a retrieve in prefix order.
-    Neighbours that are adjacent on both sides are one copy. ValueError("block-range: ...") or
-    ("block-duplicate: ...") for ids out of range, negative, or twice; ("slots: ...") when the slots do not fit the
-    blocks or the arena."""
+"""Fields of transfer.native.Completion. Only DeviceEngine has the last three statuses."""
 
 def plan_pieces(
     groups: Groups,
     copy_groups: CopyGroups,
     arena_bytes: int,
     kind: Literal["store", "retrieve"],
-    bytes_max: int,
-    pages_max: int,
+    bytes_max: int = ...,
+    pages_max: int = ...,
 ) -> list[list[tuple[int, int, int, int]]]:
-    """The copies of plan_copies(), cut into the pieces that workers take one by one.
+    """The merged copies of one job as (buffer, buffer_offset, arena_offset, bytes), in the order of execution, cut into
+    the pieces that workers take one by one.
 
-    A piece has at most bytes_max bytes, from at most pages_max pages."""
+    A piece has at most bytes_max bytes, from at most pages_max pages; without these bounds there is one.
+
+    A shard's bytes in its slot are [run][region][block of the chunk][page_bytes]. Order: copy groups, their runs, then
+    regions and blocks, the one with the larger stride outside; blocks of a store by id, of a retrieve in prefix order.
+    Neighbours that are adjacent on both sides are one copy. ValueError("block-range: ...") or
+    ("block-duplicate: ...") for ids out of range, negative, or twice; ("slots: ...") when the slots do not fit the
+    blocks or the arena."""
 
 class CopyEngine:
     """Host copies between registered KV pools and the arena by worker threads. Retrieves run before stores.
@@ -291,17 +286,8 @@ def probe_driver(vendor: Vendor, library: str = "") -> tuple[str, int, int, list
     Returns (library, version, devices, missing required symbols, missing optional ones, problem); problem "": usable.
     """
 
-def choose_vendor(kind: Literal["cuda", "rocm", "auto"], library: str = "") -> Vendor:
-    """The vendor; for "auto" the only one with devices. Raises DriverAbsent when none has some, or both have."""
-
-def mapped_vendors() -> list[Vendor]:
-    """Vendors whose library this process has mapped already."""
-
 def device_facts(vendor: Vendor, library: str, ordinal: int) -> tuple[str, str, str, str, int]:
     """A device's (id, name, architecture, PCI bus id, memory in bytes). The id is the same in every process."""
-
-def device_ordinal(vendor: Vendor, library: str, id: str) -> int:
-    """The ordinal of a device in this process; -1 if it sees no such device."""
 
 def ipc_mode(vendor: Vendor) -> Literal["", "legacy", "dmabuf"]:
     """The kind of IPC handles that this process makes and opens; both sides must have the same."""
@@ -349,7 +335,6 @@ class RingOwner:
     def done(self, lane: int, segment: int, sequence: int) -> None: ...
     def fault(self, lane: int, segment: int, sequence: int, code: int) -> None: ...
     def sleep(self, timeout_ms: int) -> None: ...
-    def ring_bell(self) -> None: ...
 
 class RingPeer:
     """The mover's side of a staging ring. States: 0 empty, 1 asked, 2 taken, 3 done, 4 fault."""
@@ -417,8 +402,7 @@ class EventWatch:
 # ---------------------------------------------------------------- copies of one device (the mover's engine)
 
 Measured = tuple[float, int, int, float, int, int]
-"""Three values for stores, then three for retrieves. The link's rate in GB/s, and two lengths from which copies between
-pool and arena are made without packing: for caches with staging, and for those without. 2**64 - 1: never."""
+"""Fields of transfer.native.Measured."""
 
 class DeviceEngine:
     """Copies between KV pools on one GPU and the arena. Like CopyEngine, with these differences.

@@ -141,7 +141,7 @@ class DiskStore:
     def close(self) -> None:
         """Closes the store and releases its lock. Close its engine before."""
 
-class DiskTelling:
+class RecoveryOrder:
     """Records in the order in which an index can insert them.
 
     The records of a chunk come together, the newest first. A chunk comes after its parent, and its descendants follow
@@ -154,8 +154,8 @@ class DiskTelling:
     @property
     def records(self) -> int: ...
     @property
-    def namespaces(self) -> list[tuple[bytes, int]]:
-        """Namespaces that have records, each with the newest generation of its records."""
+    def namespaces(self) -> dict[bytes, int]:
+        """Namespaces that have records, ascending, each with the newest generation of its records."""
     def next(self, most: int) -> bytes:
         """The records of the next whole chunks, `most` at most, but of one chunk at least. Empty at the end."""
 

@@ -1,19 +1,17 @@
 #include "arena/arena_sums.h"
 
 #include <atomic>
-#include <cinttypes>
 #include <optional>
 #include <span>
 #include <system_error>
-#include <thread>
 #include <vector>
 
 #include "base/check.h"
-#include "base/named_thread.h"
+#include "base/checksum.h"
 #include "base/prefault.h"
 #include "base/shared_memory.h"
 #include "base/sigbus.h"
-#include "base/xxh3.h"
+#include "base/threads.h"
 
 namespace kv {
 namespace {
@@ -70,27 +68,23 @@ Summed read_slots(const std::vector<LedgerRecord>& records, const Mapping& arena
             }
         }
     };
-    std::vector<std::thread> helpers;
-    for (int i = 1; i < threads; ++i) helpers.push_back(start_thread(format("kv-sum-%d", i), read_some));
+    Threads helpers;
+    for (int i = 1; i < threads; ++i) helpers.start(format("kv-sum-%d", i), read_some);
     read_some();
-    for (std::thread& helper : helpers) helper.join();
+    helpers.join();
     return {slots, bytes, damaged};
 }
 
-Mapping map_arena(int arena, uint64_t arena_bytes, int threads) {
-    if (threads < 1 || threads > THREADS_MAX)
-        bad_argument(format("threads=%d must be in [1, %d]", threads, THREADS_MAX));
-    const uint64_t present = file_bytes(arena);
-    if (arena_bytes == 0 || arena_bytes > present)
-        bad_argument(format("arena_bytes=%" PRIu64 " must be in (0, file=%" PRIu64 "]", arena_bytes, present));
+Mapping map_to_read(int arena, uint64_t arena_bytes, int threads) {
+    check_range("threads", threads, 1, THREADS_MAX);
     install_sigbus_guard();
-    return Mapping(arena, arena_bytes, "the arena");
+    return map_arena(arena, arena_bytes);
 }
 
 }  // namespace
 
 Summed put_sums(Ledger& ledger, int arena, uint64_t arena_bytes, int threads) {
-    const Mapping mapping = map_arena(arena, arena_bytes, threads);
+    const Mapping mapping = map_to_read(arena, arena_bytes, threads);
     const auto records = entries_in_arena(ledger, Ledger::Seal::PLAIN, arena_bytes);
     return read_slots(records, mapping, threads, [&](int64_t arena_offset, std::optional<uint64_t> sum) {
         if (sum)
@@ -102,7 +96,7 @@ Summed put_sums(Ledger& ledger, int arena, uint64_t arena_bytes, int threads) {
 }
 
 Summed compare_sums(Ledger& ledger, int arena, uint64_t arena_bytes, int threads) {
-    const Mapping mapping = map_arena(arena, arena_bytes, threads);
+    const Mapping mapping = map_to_read(arena, arena_bytes, threads);
     const auto records = entries_in_arena(ledger, Ledger::Seal::SUMMED, arena_bytes);
     return read_slots(records, mapping, threads, [&](int64_t arena_offset, std::optional<uint64_t> sum) {
         return sum && ledger.take_sum(arena_offset, *sum);

@@ -1,6 +1,5 @@
 #include "arena/grower.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
@@ -11,12 +10,12 @@
 #include <cerrno>
 #include <cinttypes>
 #include <cstring>
+#include <fstream>
+#include <limits>
 #include <optional>
 #include <utility>
 
-#include "arena/available_memory.h"
 #include "base/check.h"
-#include "base/named_thread.h"
 #include "base/prefault.h"
 
 namespace kv {
@@ -79,36 +78,76 @@ std::optional<uint64_t> room_bytes(int fd) {
     return uint64_t{status.f_bavail} * status.f_frsize;
 }
 
+constexpr uint64_t UNLIMITED = std::numeric_limits<uint64_t>::max();
+
+// The number after `key` in a file of "key value" lines; `otherwise` when there is none.
+uint64_t number_in(const std::string& path, const std::string& key, uint64_t otherwise) {
+    std::ifstream file(path);
+    std::string word;
+    uint64_t number = 0;
+    while (file >> word) {
+        if (word == key && file >> number) return number;
+    }
+    return otherwise;
+}
+
+// The value of a file with one number, or "max".
+uint64_t number_of(const std::string& path, uint64_t otherwise) {
+    std::ifstream file(path);
+    uint64_t number = 0;
+    return file >> number ? number : otherwise;
+}
+
+std::string control_group() {
+    std::ifstream file("/proc/self/cgroup");
+    std::string line;
+    while (std::getline(file, line)) {
+        if (line.starts_with("0::")) return line.substr(3);
+    }
+    return "/";
+}
+
+uint64_t left_in_group(const std::string& directory) {
+    const uint64_t limit = number_of(directory + "/memory.max", UNLIMITED);
+    if (limit == UNLIMITED) return UNLIMITED;
+    const std::string details = directory + "/memory.stat";
+    const uint64_t droppable = number_in(details, "inactive_file", 0) + number_in(details, "active_file", 0);
+    const uint64_t used = number_of(directory + "/memory.current", 0);
+    const uint64_t held = used - std::min(used, droppable);
+    return limit - std::min(limit, held);
+}
+
+// The memory that this process may still take: the minimum of the machine's available memory and of what each limit of
+// our control groups (version 2) leaves. Page cache that can be dropped counts as available.
+uint64_t available_memory_bytes() {
+    const uint64_t kilobytes = number_in("/proc/meminfo", "MemAvailable:", UNLIMITED / 1024);
+    uint64_t available = kilobytes * 1024;
+    // Every ancestor may have a limit. Inside a container the path may name groups that are not visible here; their
+    // limits are unknown.
+    for (std::string path = control_group();; path.erase(path.rfind('/'))) {
+        available = std::min(available, left_in_group("/sys/fs/cgroup" + path));
+        if (path.find('/') == std::string::npos) return available;
+    }
+}
+
 }  // namespace
 
 ArenaGrower::ArenaGrower(int fd, const GrowerOptions& options)
-    : options_(options), file_(::fcntl(fd, F_DUPFD_CLOEXEC, 0)), event_(create_eventfd()) {
-    if (file_.get() < 0) throw_errno("duplicating the arena's descriptor");
+    : options_(options), file_(duplicate(fd, "the arena")), event_(create_eventfd()), threads_([this] {
+          const std::lock_guard lock(mutex_);
+          stopping_ = true;
+      }) {
     const auto& [arena_bytes, slab_bytes, threads, numa_nodes] = options;
     if (slab_bytes == 0 || slab_bytes % SLOT_ALIGN != 0 || arena_bytes == 0 || arena_bytes % slab_bytes != 0) {
         bad_argument(format("arena_bytes=%" PRIu64 " must be a multiple of slab_bytes=%" PRIu64 ", that of %" PRIu64,
                             arena_bytes, slab_bytes, SLOT_ALIGN));
     }
-    if (threads < 1 || threads > THREADS_MAX)
-        bad_argument(format("threads=%d must be in [1, %d]", threads, THREADS_MAX));
-    const uint64_t present = file_bytes(fd);
-    if (present < arena_bytes) {
-        bad_argument(format("arena_bytes=%" PRIu64 " must be in (0, file=%" PRIu64 "]", arena_bytes, present));
-    }
-    arena_ = Mapping(fd, arena_bytes, "the arena");
-    arena_.prefer_huge_pages();
+    check_range("threads", threads, 1, THREADS_MAX);
+    arena_ = map_arena(fd, arena_bytes);
     if (!numa_nodes.empty()) place(arena_, numa_nodes);
     on_huge_pages_ = on_huge_pages(fd);
     slab_missing_.assign(arena_bytes / slab_bytes, slab_bytes);
-    for (int i = 0; i < threads; ++i) threads_.push_back(start_thread(format("kv-grow-%d", i), [this] { grow(); }));
-}
-
-ArenaGrower::~ArenaGrower() {
-    {
-        const std::lock_guard lock(mutex_);
-        stopping_ = true;
-    }
-    for (std::thread& thread : threads_) thread.join();
+    for (int i = 0; i < threads; ++i) threads_.start(format("kv-grow-%d", i), [this] { grow(); });
 }
 
 uint64_t ArenaGrower::slabs_ready() const {
@@ -130,9 +169,7 @@ void ArenaGrower::grow() {
 bool ArenaGrower::take_step(Step& step) {
     const std::lock_guard lock(mutex_);
     if (stopping_ || next_ == arena_.bytes()) return false;
-    step.slab = next_ / options_.slab_bytes;
-    step.offset = next_;
-    step.bytes = std::min(STEP_BYTES, (step.slab + 1) * options_.slab_bytes - next_);
+    step = {next_, std::min(STEP_BYTES, options_.slab_bytes - next_ % options_.slab_bytes)};
     // A slab that cannot be completed is not begun. Later steps check again, since others may take memory meanwhile.
     const bool first = next_ % options_.slab_bytes == 0;
     if (!enough_memory(next_, first ? options_.slab_bytes : step.bytes)) return false;
@@ -167,7 +204,7 @@ void ArenaGrower::end_step(const Step& step, int error) {
         stop(refusal(error));
         return;
     }
-    uint64_t& missing = slab_missing_[step.slab];
+    uint64_t& missing = slab_missing_[step.offset / options_.slab_bytes];
     KV_ASSERT(missing >= step.bytes);
     missing -= step.bytes;
     const uint64_t before = slabs_ready_;

@@ -5,15 +5,13 @@
 
 #pragma once
 
-#include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "base/shared_memory.h"
+#include "base/threads.h"
 
 namespace kv {
 
@@ -29,8 +27,7 @@ class ArenaGrower {
   public:
     // Maps the arena and starts. std::system_error when the kernel refuses the NUMA nodes: there is no silent fallback.
     ArenaGrower(int fd, const GrowerOptions& options);
-    // Stops after the steps under way, joins, unmaps.
-    ~ArenaGrower();
+    // The destructor stops after the steps under way, joins, unmaps.
 
     // Readable when slabs_ready() or problem() changed.
     int eventfd() const { return event_.get(); }
@@ -41,7 +38,6 @@ class ArenaGrower {
 
   private:
     struct Step {
-        uint64_t slab;
         uint64_t offset;
         uint64_t bytes;
     };
@@ -66,7 +62,7 @@ class ArenaGrower {
     uint64_t slabs_ready_ = 0;
     std::string problem_;
 
-    std::vector<std::thread> threads_;
+    Threads threads_;
 };
 
 }  // namespace kv

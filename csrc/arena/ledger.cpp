@@ -1,6 +1,5 @@
 #include "arena/ledger.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -52,9 +51,9 @@ struct Ledger::Header {
 };
 
 struct Ledger::Entry {
-    std::byte namespace_digest[32];
-    std::byte key[32];
-    std::byte parent[32];
+    Digest namespace_digest;
+    Digest key;
+    Digest parent;
     uint64_t generation;
     uint32_t payload_bytes;
     uint32_t tenant;
@@ -69,7 +68,6 @@ struct Ledger::Entry {
         const uint64_t place = checksum(std::as_bytes(std::span(both)), 0);
         return (seal_of(this, offsetof(Entry, seal), place) & ~KIND) | static_cast<uint64_t>(Seal::SUMMED);
     }
-    LedgerRecord record(uint64_t arena_offset) const;
 };
 
 struct Ledger::Document {
@@ -103,11 +101,10 @@ uint64_t Ledger::file_bytes(uint64_t arena_bytes) {
     return (ENTRIES_OFFSET + entries + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
 }
 
-Ledger::Ledger(int fd, uint64_t arena_bytes) : arena_bytes_(arena_bytes), file_(::fcntl(fd, F_DUPFD_CLOEXEC, 0)) {
+Ledger::Ledger(int fd, uint64_t arena_bytes) : arena_bytes_(arena_bytes), file_(duplicate(fd, "the ledger")) {
     static_assert(sizeof(Entry) == ENTRY_BYTES && offsetof(Entry, seal) == ENTRY_BYTES - 8, "no padding is hashed");
     static_assert(sizeof(Document) == PAGE_BYTES + DOCUMENT_BYTES_MAX);
     static_assert(std::atomic_ref<uint64_t>::is_always_lock_free);
-    if (file_.get() < 0) throw_errno("duplicating the ledger's descriptor");
     const uint64_t needed = file_bytes(arena_bytes);
     const uint64_t present = kv::file_bytes(fd);
     if (present != needed) {
@@ -161,15 +158,7 @@ void Ledger::seal(std::span<const LedgerRecord> records) {
     }
     for (const LedgerRecord& record : records) {
         Entry& entry = entry_of(record.arena_offset);
-        std::memcpy(entry.namespace_digest, record.namespace_digest, sizeof entry.namespace_digest);
-        std::memcpy(entry.key, record.key, sizeof entry.key);
-        std::memcpy(entry.parent, record.parent, sizeof entry.parent);
-        entry.generation = record.generation;
-        entry.payload_bytes = record.payload_bytes;
-        entry.tenant = record.tenant;
-        entry.slot_units = record.slot_units;
-        entry.group = record.group;
-        entry.shard = record.shard;
+        copy_shard(record, entry);
         publish(entry.seal, entry.right_seal(static_cast<uint64_t>(record.arena_offset)));
     }
 }
@@ -195,29 +184,17 @@ void Ledger::visit_extents(uint64_t from, uint64_t to, Visit visit) {
     }
 }
 
-LedgerRecord Ledger::Entry::record(uint64_t arena_offset) const {
-    LedgerRecord record{};
-    record.arena_offset = static_cast<int64_t>(arena_offset);
-    std::memcpy(record.namespace_digest, namespace_digest, sizeof record.namespace_digest);
-    std::memcpy(record.key, key, sizeof record.key);
-    std::memcpy(record.parent, parent, sizeof record.parent);
-    record.group = group;
-    record.shard = shard;
-    record.payload_bytes = payload_bytes;
-    record.tenant = tenant;
-    record.slot_units = slot_units;
-    record.generation = generation;
-    return record;
-}
-
 template <typename Visit>
 void Ledger::visit_entries(Visit visit) {
     const uint64_t end = ENTRIES_OFFSET + arena_bytes_ / SLOT_ALIGN * ENTRY_BYTES;
     visit_extents(ENTRIES_OFFSET, end, [&](uint64_t from, uint64_t to) {
         for (uint64_t at = from; at < to; at += ENTRY_BYTES) {
-            const uint64_t offset = (at - ENTRIES_OFFSET) / ENTRY_BYTES * SLOT_ALIGN;
-            Entry& entry = entry_of(static_cast<int64_t>(offset));
-            if (atomic(entry.seal).load(std::memory_order_acquire) != FREE) visit(entry, entry.record(offset));
+            LedgerRecord record{};
+            record.arena_offset = static_cast<int64_t>((at - ENTRIES_OFFSET) / ENTRY_BYTES * SLOT_ALIGN);
+            Entry& entry = entry_of(record.arena_offset);
+            if (atomic(entry.seal).load(std::memory_order_acquire) == FREE) continue;
+            copy_shard(entry, record);
+            visit(entry, record);
         }
     });
 }

@@ -20,18 +20,18 @@
 #include <utility>
 #include <vector>
 
+#include "base/sha256.h"
 #include "base/shared_memory.h"
 
 namespace kv {
 
 // A sealed shard, as Python packs it. The ledger and the disk format have the same fields in layouts of their own, so
-// that each can stay as it is when another changes. The fields are copied one by one, in arena/ledger.cpp and
-// disk/format.cpp.
+// that each can stay as it is when another changes.
 struct LedgerRecord {
     int64_t arena_offset;
-    std::byte namespace_digest[32];
-    std::byte key[32];
-    std::byte parent[32];
+    Digest namespace_digest;
+    Digest key;
+    Digest parent;
     uint16_t group;
     uint16_t shard;
     uint32_t payload_bytes;
@@ -40,6 +40,20 @@ struct LedgerRecord {
     uint64_t generation;
 };
 static_assert(sizeof(LedgerRecord) == 128, "no padding: records are packed");
+
+// Copies the fields of a shard from one layout to another.
+template <typename From, typename To>
+void copy_shard(const From& from, To& to) {
+    to.namespace_digest = from.namespace_digest;
+    to.key = from.key;
+    to.parent = from.parent;
+    to.group = from.group;
+    to.shard = from.shard;
+    to.payload_bytes = from.payload_bytes;
+    to.tenant = from.tenant;
+    to.slot_units = from.slot_units;
+    to.generation = from.generation;
+}
 
 class Ledger {
   public:

@@ -1,6 +1,7 @@
 #include "base/check.h"
 
 #include <cerrno>
+#include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
 
@@ -19,6 +20,11 @@ std::string format(const char* text, ...) {
     std::vsnprintf(buffer, sizeof buffer, text, arguments);
     va_end(arguments);
     return buffer;
+}
+
+void check_range(const char* name, int64_t number, int64_t least, int64_t most) {
+    if (number >= least && number <= most) return;
+    bad_argument(format("%s=%" PRId64 " must be in [%" PRId64 ", %" PRId64 "]", name, number, least, most));
 }
 
 void throw_errno(const std::string& what) { throw std::system_error(errno, std::generic_category(), what); }

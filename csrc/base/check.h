@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdarg>
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <system_error>
@@ -32,6 +33,9 @@ class Refusal : public std::invalid_argument {
 };
 
 [[noreturn]] inline void bad_argument(const std::string& message) { throw std::invalid_argument(message); }
+
+// bad_argument unless the number is in [least, most].
+void check_range(const char* name, int64_t number, int64_t least, int64_t most);
 
 // Throws std::system_error for the current errno. `what` names the call and its purpose.
 [[noreturn]] void throw_errno(const std::string& what);

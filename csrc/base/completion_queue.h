@@ -2,10 +2,13 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
+#include <iterator>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/shared_memory.h"
@@ -15,7 +18,11 @@ namespace kv {
 // MAPPED, REFUSED, BROKEN: only from engines that map in the background, and for devices that can fail as a whole.
 enum class Status { DONE, ABANDONED, FAILED, INVALID, UNMAPPED, MAPPED, REFUSED, BROKEN };
 
-const char* name_of(Status status);
+inline const char* name_of(Status status) {
+    constexpr const char* NAMES[] = {"done",     "abandoned", "failed",  "invalid",
+                                     "unmapped", "mapped",    "refused", "broken"};
+    return NAMES[static_cast<size_t>(status)];
+}
 
 struct Completion {
     uint64_t subject;  // job; cache when UNMAPPED, MAPPED or REFUSED; 0 when BROKEN
@@ -29,17 +36,32 @@ struct Completion {
 
 // Any thread may push and take. The eventfd is readable whenever completions may wait. Read it, then call take() once;
 // if take() leaves some, the eventfd becomes readable again.
+template <typename End>
 class CompletionQueue {
   public:
-    CompletionQueue() : event_(create_eventfd()) {}
     int eventfd() const { return event_.get(); }
-    void push(Completion completion);
-    std::vector<Completion> take(size_t most);
+
+    void push(End end) {
+        {
+            const std::lock_guard lock(mutex_);
+            ends_.push_back(std::move(end));
+        }
+        signal_eventfd(event_.get());
+    }
+
+    std::vector<End> take(size_t most) {
+        const std::lock_guard lock(mutex_);
+        const auto last = ends_.begin() + static_cast<std::ptrdiff_t>(std::min(most, ends_.size()));
+        std::vector<End> taken(std::move_iterator(ends_.begin()), std::move_iterator(last));
+        ends_.erase(ends_.begin(), last);
+        if (!ends_.empty()) signal_eventfd(event_.get());
+        return taken;
+    }
 
   private:
-    Descriptor event_;
+    const Descriptor event_ = create_eventfd();
     std::mutex mutex_;
-    std::deque<Completion> completions_;
+    std::deque<End> ends_;
 };
 
 }  // namespace kv

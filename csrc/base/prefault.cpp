@@ -1,6 +1,5 @@
 #include "base/prefault.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -63,8 +62,7 @@ void fault_in(std::byte* address, uint64_t bytes) {
 }
 
 Prefault::Prefault(int fd, std::byte* data, uint64_t bytes, bool follow)
-    : file_(::fcntl(fd, F_DUPFD_CLOEXEC, 0)), data_(data), bytes_(bytes), follow_(follow) {
-    if (file_.get() < 0) throw_errno("duplicating a descriptor");
+    : file_(duplicate(fd, "a mapping")), data_(data), bytes_(bytes), follow_(follow) {
     // hugetlbfs cannot list its existing pages; its few faults are left to the copies.
     if (on_huge_pages(fd)) position_ = bytes_;
 }

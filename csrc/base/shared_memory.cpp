@@ -30,6 +30,12 @@ Descriptor::~Descriptor() {
     if (fd_ >= 0) ::close(fd_);
 }
 
+Descriptor duplicate(int fd, const std::string& what) {
+    Descriptor copy(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+    if (copy.get() < 0) throw_errno("duplicating the descriptor of " + what);
+    return copy;
+}
+
 Mapping::Mapping(int fd, uint64_t bytes, const std::string& what) : bytes_(bytes) {
     if (bytes == 0) bad_argument(what + ": 0 bytes cannot be mapped");
     void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -61,6 +67,16 @@ void Mapping::unmap() {
     KV_ASSERT(result == 0);
     data_ = nullptr;
     bytes_ = 0;
+}
+
+Mapping map_arena(int fd, uint64_t arena_bytes) {
+    const uint64_t present = file_bytes(fd);
+    if (arena_bytes == 0 || arena_bytes > present) {
+        bad_argument(format("arena_bytes=%" PRIu64 " must be in (0, file=%" PRIu64 "]", arena_bytes, present));
+    }
+    Mapping arena(fd, arena_bytes, "the arena");
+    arena.prefer_huge_pages();
+    return arena;
 }
 
 Descriptor create_memfd(const std::string& name, uint64_t bytes, uint64_t huge_page_bytes, bool sealed) {

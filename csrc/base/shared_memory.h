@@ -27,6 +27,9 @@ class Descriptor {
     int fd_ = -1;
 };
 
+// Another descriptor of the same file. `what` names it in errors.
+Descriptor duplicate(int fd, const std::string& what);
+
 // Owns a shared, writable mapping of the first `bytes` of a file. Does not keep the descriptor.
 class Mapping {
   public:
@@ -49,6 +52,9 @@ class Mapping {
     std::byte* data_ = nullptr;
     uint64_t bytes_ = 0;
 };
+
+// Maps a whole arena and advises huge pages. bad_argument when the file is shorter.
+Mapping map_arena(int fd, uint64_t arena_bytes);
 
 // Makes a memfd of that size. huge_page_bytes 0: normal pages. sealed: it can neither shrink nor grow, and takes no
 // further seals.

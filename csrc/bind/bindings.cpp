@@ -1,12 +1,5 @@
 // kvserver._native: converts and releases the GIL; no logic. The interface for Python is in kvserver/_native.pyi.
 
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
-
-#include <cstring>
 #include <limits>
 #include <optional>
 #include <system_error>
@@ -14,27 +7,15 @@
 #include "arena/arena_sums.h"
 #include "arena/grower.h"
 #include "arena/ledger.h"
-#include "base/check.h"
 #include "base/shared_memory.h"
-#include "bind/convert.h"
-#include "bind/disk.h"
-#include "bind/gpu.h"
-#include "bind/keys.h"
+#include "bind/bind.h"
 #include "copy/board.h"
 #include "copy/copy_engine.h"
 #include "copy/copy_kernels.h"
 #include "copy/pattern.h"
-#include "copy/plan.h"
 
-namespace nb = nanobind;
-using namespace nb::literals;
-
+namespace kv {
 namespace {
-
-using kv::CopyGroupTuples;
-using kv::GroupTuples;
-using kv::unpack;
-using ReleaseGil = nb::gil_scoped_release;
 
 // An object that close() ends: later calls raise ValueError. Closing twice is allowed.
 template <typename T>
@@ -44,7 +25,7 @@ struct Closable {
     explicit Closable(Arguments&&... arguments) : object(std::in_place, std::forward<Arguments>(arguments)...) {}
 
     T& get() {
-        if (!object) kv::bad_argument("already closed");
+        if (!object) bad_argument("already closed");
         return *object;
     }
     void close() {
@@ -65,288 +46,227 @@ void translate_system_error(const std::exception_ptr& pointer, void*) {
 }
 
 void bind_shared_memory(nb::module_& module) {
-    module.attr("SLOT_ALIGN") = kv::SLOT_ALIGN;
+    module.attr("SLOT_ALIGN") = SLOT_ALIGN;
     module.def(
         "create_memfd",
         [](const std::string& name, uint64_t bytes, uint64_t huge_page_bytes, bool sealed) {
-            ReleaseGil released;
-            return kv::create_memfd(name, bytes, huge_page_bytes, sealed).release();
+            return create_memfd(name, bytes, huge_page_bytes, sealed).release();
         },
-        "name"_a, "bytes"_a, "huge_page_bytes"_a = 0, "sealed"_a = true);
-    module.def("free_huge_pages", &kv::free_huge_pages, "huge_page_bytes"_a, nb::call_guard<ReleaseGil>());
+        "name"_a, "bytes"_a, "huge_page_bytes"_a = 0, "sealed"_a = true, nb::call_guard<ReleaseGil>());
+    module.def("free_huge_pages", &free_huge_pages, "huge_page_bytes"_a, nb::call_guard<ReleaseGil>());
 }
 
 void bind_board(nb::module_& module) {
-    using kv::WordState;
-    using Board = Closable<kv::Board>;
-    module.attr("FREE") = static_cast<int>(WordState::FREE);
-    module.attr("LIVE") = static_cast<int>(WordState::LIVE);
-    module.attr("SUBMITTED") = static_cast<int>(WordState::SUBMITTED);
-    module.attr("DONE") = static_cast<int>(WordState::DONE);
-    module.attr("ABANDONED") = static_cast<int>(WordState::ABANDONED);
-    module.attr("FAILED") = static_cast<int>(WordState::FAILED);
+    using PyBoard = Closable<Board>;
+    const std::pair<const char*, WordState> states[] = {
+        {"FREE", WordState::FREE}, {"LIVE", WordState::LIVE},           {"SUBMITTED", WordState::SUBMITTED},
+        {"DONE", WordState::DONE}, {"ABANDONED", WordState::ABANDONED}, {"FAILED", WordState::FAILED}};
+    for (const auto& [name, state] : states) module.attr(name) = static_cast<int>(state);
 
-    nb::class_<Board>(module, "Board")
+    nb::class_<PyBoard>(module, "Board")
         .def(nb::init<int, uint32_t>(), "fd"_a, "words"_a)
         .def(
-            "begin", [](Board& board, uint32_t word) { return board.get().begin(word); }, "word"_a)
+            "begin", [](PyBoard& self, uint32_t word) { return self.get().begin(word); }, "word"_a)
         .def(
             "state",
-            [](Board& board, uint32_t word) {
-                const kv::Word now = board.get().read(word);
-                return std::make_tuple(now.generation, static_cast<int>(now.state));
+            [](PyBoard& self, uint32_t word) {
+                const auto [generation, state] = self.get().read(word);
+                return std::make_tuple(generation, static_cast<int>(state));
             },
             "word"_a)
         .def(
             "abandon_store",
-            [](Board& board, uint32_t word, uint64_t generation) {
-                return static_cast<int>(board.get().abandon_store(word, generation));
+            [](PyBoard& self, uint32_t word, uint64_t generation) {
+                return static_cast<int>(self.get().abandon_store(word, generation));
             },
             "word"_a, "generation"_a)
         .def(
             "abandon_retrieve",
-            [](Board& board, uint32_t word, uint64_t generation) {
-                return static_cast<int>(board.get().abandon_retrieve(word, generation));
+            [](PyBoard& self, uint32_t word, uint64_t generation) {
+                return static_cast<int>(self.get().abandon_retrieve(word, generation));
             },
             "word"_a, "generation"_a)
-        .def("close", &Board::close);
+        .def("close", &PyBoard::close);
 }
 
 void bind_pattern(nb::module_& module) {
-    using Pattern = Closable<kv::Pattern>;
-    using Ranges = std::vector<kv::PatternRange>;
+    using PyPattern = Closable<Pattern>;
     module.def(
         "fill_pattern",
         [](int fd, uint64_t offset, uint64_t bytes, uint64_t seed) {
-            ReleaseGil released;
-            const kv::PatternRange range{offset, bytes, seed};
-            kv::Pattern(fd, offset + bytes).fill({&range, 1});
+            const PatternRange range{offset, bytes, seed};
+            Pattern(fd, offset + bytes).fill({&range, 1});
         },
-        "fd"_a, "offset"_a, "bytes"_a, "seed"_a);
-    nb::class_<Pattern>(module, "Pattern")
+        "fd"_a, "offset"_a, "bytes"_a, "seed"_a, nb::call_guard<ReleaseGil>());
+    nb::class_<PyPattern>(module, "Pattern")
         .def(nb::init<int, uint64_t>(), "fd"_a, "bytes"_a)
         .def(
             "fill",
-            [](Pattern& pattern, nb::bytes packed) {
-                const Ranges ranges = unpack<kv::PatternRange>(packed, "ranges");
-                ReleaseGil released;
-                pattern.get().fill(ranges);
+            [](PyPattern& self, const nb::bytes& packed) {
+                const auto ranges = unpack<PatternRange>(packed, "ranges");
+                without_gil([&] { self.get().fill(ranges); });
             },
             "ranges"_a)
         .def(
             "wrong",
-            [](Pattern& pattern, nb::bytes packed) {
-                const Ranges ranges = unpack<kv::PatternRange>(packed, "ranges");
-                ReleaseGil released;
-                return pattern.get().wrong(ranges);
+            [](PyPattern& self, const nb::bytes& packed) {
+                const auto ranges = unpack<PatternRange>(packed, "ranges");
+                return without_gil([&] { return self.get().wrong(ranges); });
             },
             "ranges"_a)
-        .def("close", &Pattern::close);
+        .def("close", &PyPattern::close);
 }
 
 void bind_grower(nb::module_& module) {
-    using Grower = Closable<kv::ArenaGrower>;
+    using Grower = Closable<ArenaGrower>;
     nb::class_<Grower>(module, "ArenaGrower")
         .def(
             "__init__",
             [](Grower* self, int fd, uint64_t arena_bytes, uint64_t slab_bytes, int threads,
                const std::vector<int>& numa_nodes) {
-                ReleaseGil released;
-                new (self) Grower(fd, kv::GrowerOptions{arena_bytes, slab_bytes, threads, numa_nodes});
+                new (self) Grower(fd, GrowerOptions{arena_bytes, slab_bytes, threads, numa_nodes});
             },
-            "fd"_a, "arena_bytes"_a, "slab_bytes"_a, "threads"_a, "numa_nodes"_a = std::vector<int>{})
-        .def_prop_ro("eventfd", [](Grower& grower) { return grower.get().eventfd(); })
-        .def_prop_ro("slabs_ready",
-                     [](Grower& grower) {
-                         ReleaseGil released;
-                         return grower.get().slabs_ready();
-                     })
-        .def_prop_ro("problem",
-                     [](Grower& grower) {
-                         ReleaseGil released;
-                         return grower.get().problem();
-                     })
+            "fd"_a, "arena_bytes"_a, "slab_bytes"_a, "threads"_a, "numa_nodes"_a = std::vector<int>{},
+            nb::call_guard<ReleaseGil>())
+        .def_prop_ro("eventfd", [](Grower& self) { return self.get().eventfd(); })
+        .def_prop_ro("slabs_ready", [](Grower& self) { return without_gil([&] { return self.get().slabs_ready(); }); })
+        .def_prop_ro("problem", [](Grower& self) { return without_gil([&] { return self.get().problem(); }); })
         .def("close", &Grower::close);
 }
 
-nb::bytes pack(const std::vector<kv::LedgerRecord>& records) {
-    return nb::bytes(records.data(), records.size() * sizeof(kv::LedgerRecord));
-}
+using PyLedger = Closable<Ledger>;
 
-template <kv::Summed (*Function)(kv::Ledger&, int, uint64_t, int)>
-std::tuple<uint64_t, uint64_t, uint64_t> with_sums(Closable<kv::Ledger>& ledger, int arena, uint64_t arena_bytes,
-                                                   int threads) {
-    ReleaseGil released;
-    const auto [slots, bytes, damaged] = Function(ledger.get(), arena, arena_bytes, threads);
+template <Summed (*Function)(Ledger&, int, uint64_t, int)>
+std::tuple<uint64_t, uint64_t, uint64_t> with_sums(PyLedger& self, int arena, uint64_t arena_bytes, int threads) {
+    const auto [slots, bytes, damaged] = Function(self.get(), arena, arena_bytes, threads);
     return {slots, bytes, damaged};
 }
 
 void bind_ledger(nb::module_& module) {
-    using Ledger = Closable<kv::Ledger>;
-    nb::class_<Ledger> ledger(module, "Ledger");
-    ledger.attr("RECORD_BYTES") = sizeof(kv::LedgerRecord);
-    ledger.attr("NAMESPACES_MAX") = kv::Ledger::NAMESPACES_MAX;
-    ledger.attr("DOCUMENT_BYTES_MAX") = kv::Ledger::DOCUMENT_BYTES_MAX;
-    ledger.def_static("file_bytes", &kv::Ledger::file_bytes, "arena_bytes"_a)
+    nb::class_<PyLedger> ledger(module, "Ledger");
+    ledger.attr("RECORD_BYTES") = sizeof(LedgerRecord);
+    ledger.attr("NAMESPACES_MAX") = Ledger::NAMESPACES_MAX;
+    ledger.attr("DOCUMENT_BYTES_MAX") = Ledger::DOCUMENT_BYTES_MAX;
+    ledger.def_static("file_bytes", &Ledger::file_bytes, "arena_bytes"_a)
         .def(nb::init<int, uint64_t>(), "fd"_a, "arena_bytes"_a)
         .def(
             "seal",
-            [](Ledger& self, nb::bytes packed) {
-                const auto records = unpack<kv::LedgerRecord>(packed, "records");
-                ReleaseGil released;
-                self.get().seal(records);
+            [](PyLedger& self, const nb::bytes& packed) {
+                const auto records = unpack<LedgerRecord>(packed, "records");
+                without_gil([&] { self.get().seal(records); });
             },
             "records"_a)
         .def(
             "clear",
-            [](Ledger& self, nb::bytes packed) {
+            [](PyLedger& self, const nb::bytes& packed) {
                 const auto arena_offsets = unpack<int64_t>(packed, "arena_offsets");
-                ReleaseGil released;
-                self.get().clear(arena_offsets);
+                without_gil([&] { self.get().clear(arena_offsets); });
             },
             "arena_offsets"_a)
-        .def("scan",
-             [](Ledger& self) {
-                 std::vector<kv::LedgerRecord> records;
-                 {
-                     ReleaseGil released;
-                     records = self.get().scan();
-                 }
-                 return pack(records);
-             })
-        .def_prop_ro("damaged", [](Ledger& self) { return self.get().damaged(); })
+        .def("scan", [](PyLedger& self) { return pack(without_gil([&] { return self.get().scan(); })); })
+        .def_prop_ro("damaged", [](PyLedger& self) { return self.get().damaged(); })
         .def(
             "put_namespace",
-            [](Ledger& self, uint64_t index, nb::bytes document) {
-                self.get().put_namespace(index,
-                                         {reinterpret_cast<const std::byte*>(document.c_str()), document.size()});
+            [](PyLedger& self, uint64_t index, const nb::bytes& document) {
+                self.get().put_namespace(index, bytes_of(document));
             },
             "index"_a, "document"_a)
         .def(
-            "drop_namespace", [](Ledger& self, uint64_t index) { self.get().drop_namespace(index); }, "index"_a)
-        .def("forget_pages", [](Ledger& self) { self.get().forget_pages(); })
+            "drop_namespace", [](PyLedger& self, uint64_t index) { self.get().drop_namespace(index); }, "index"_a)
+        .def("forget_pages", [](PyLedger& self) { self.get().forget_pages(); })
         .def("namespaces",
-             [](Ledger& self) {
+             [](PyLedger& self) {
                  std::vector<std::pair<uint64_t, nb::bytes>> documents;
                  for (const auto& [index, document] : self.get().namespaces()) {
-                     documents.emplace_back(index, nb::bytes(document.data(), document.size()));
+                     documents.emplace_back(index, pack(document));
                  }
                  return documents;
              })
-        .def("put_sums", &with_sums<&kv::put_sums>, "arena"_a, "arena_bytes"_a, "threads"_a)
-        .def("compare_sums", &with_sums<&kv::compare_sums>, "arena"_a, "arena_bytes"_a, "threads"_a)
-        .def("close", &Ledger::close);
+        .def("put_sums", &with_sums<&put_sums>, "arena"_a, "arena_bytes"_a, "threads"_a, nb::call_guard<ReleaseGil>())
+        .def("compare_sums", &with_sums<&compare_sums>, "arena"_a, "arena_bytes"_a, "threads"_a,
+             nb::call_guard<ReleaseGil>())
+        .def("close", &PyLedger::close);
 }
 
-using CopyTuples = std::vector<std::tuple<uint64_t, uint64_t, uint64_t, uint64_t>>;
+using CopyTuples = std::vector<FourNumbers>;
 
 std::vector<CopyTuples> plan_pieces(const GroupTuples& groups, const CopyGroupTuples& copy_groups, uint64_t arena_bytes,
                                     const std::string& kind, uint64_t bytes_max, uint64_t pages_max) {
-    if (bytes_max == 0 || pages_max == 0) kv::bad_argument("bytes_max and pages_max must be at least 1");
-    const std::vector<uint64_t> unbounded(4096, 4 * kv::LAYOUT_BYTES_MAX);
-    const kv::Layout layout(kv::groups_from(groups), unbounded);
-    const kv::Plan plan(layout, kv::copy_groups_from(copy_groups), arena_bytes, kv::kind_from(kind));
+    if (bytes_max == 0 || pages_max == 0) bad_argument("bytes_max and pages_max must be at least 1");
+    const Layout layout = layout_from(groups);
+    const Plan plan(layout, copy_groups_from(copy_groups), arena_bytes, kind_from(kind));
     std::vector<CopyTuples> pieces;
-    std::vector<kv::PageCopy> copies;
+    std::vector<PageCopy> copies;
     for (uint64_t begin = 0, end; begin < plan.bytes(); begin = end) {
         end = plan.piece_end(begin, bytes_max, pages_max);
         plan.expand(begin, end, copies);
         CopyTuples& tuples = pieces.emplace_back();
-        for (const kv::PageCopy& copy : copies) {
-            tuples.emplace_back(copy.buffer, copy.buffer_offset, copy.arena_offset, copy.bytes);
+        for (const auto& [buffer, buffer_offset, arena_offset, bytes] : copies) {
+            tuples.emplace_back(buffer, buffer_offset, arena_offset, bytes);
         }
     }
     return pieces;
 }
 
-CopyTuples plan_copies(const GroupTuples& groups, const CopyGroupTuples& copy_groups, uint64_t arena_bytes,
-                       const std::string& kind) {
-    constexpr uint64_t whole = std::numeric_limits<uint64_t>::max();
-    std::vector<CopyTuples> pieces = plan_pieces(groups, copy_groups, arena_bytes, kind, whole, whole);
-    return pieces.empty() ? CopyTuples() : std::move(pieces.front());
-}
-
 void bind_copies(nb::module_& module) {
-    module.def("plan_copies", &plan_copies, "groups"_a, "copy_groups"_a, "arena_bytes"_a, "kind"_a);
-    module.def("plan_pieces", &plan_pieces, "groups"_a, "copy_groups"_a, "arena_bytes"_a, "kind"_a, "bytes_max"_a,
-               "pages_max"_a);
+    constexpr uint64_t whole = std::numeric_limits<uint64_t>::max();
+    module.def("plan_pieces", &plan_pieces, "groups"_a, "copy_groups"_a, "arena_bytes"_a, "kind"_a,
+               "bytes_max"_a = whole, "pages_max"_a = whole);
     module.def(
         "copy_seconds",
         [](int source_fd, int target_fd, uint64_t bytes, int threads, bool non_temporal) {
-            ReleaseGil released;
-            return kv::copy_seconds(source_fd, target_fd, bytes, threads,
-                                    non_temporal ? kv::Through::MEMORY : kv::Through::CACHE);
+            return copy_seconds(source_fd, target_fd, bytes, threads, non_temporal ? Through::MEMORY : Through::CACHE);
         },
-        "source_fd"_a, "target_fd"_a, "bytes"_a, "threads"_a, "non_temporal"_a);
+        "source_fd"_a, "target_fd"_a, "bytes"_a, "threads"_a, "non_temporal"_a, nb::call_guard<ReleaseGil>());
 
-    using kv::CopyEngine;
-    nb::class_<CopyEngine>(module, "CopyEngine")
-        .def(nb::init<int, uint64_t, int>(), "arena_fd"_a, "arena_bytes"_a, "threads"_a, nb::call_guard<ReleaseGil>())
-        .def_prop_ro("backend", &CopyEngine::backend)
-        .def_prop_ro("eventfd", &CopyEngine::eventfd)
-        .def("map_board", &CopyEngine::map_board, "session"_a, "fd"_a, "words"_a, nb::call_guard<ReleaseGil>())
-        .def("drop_board", &CopyEngine::drop_board, "session"_a, nb::call_guard<ReleaseGil>())
+    nb::class_<CopyEngine> engine(module, "CopyEngine");
+    bind_copy_engine(engine);
+    engine.def(nb::init<int, uint64_t, int>(), "arena_fd"_a, "arena_bytes"_a, "threads"_a, nb::call_guard<ReleaseGil>())
         .def(
             "map_cache",
-            [](CopyEngine& engine, uint64_t cache, uint64_t session, const std::vector<int>& fds,
-               const std::vector<uint64_t>& buffer_bytes, const GroupTuples& groups) {
-                ReleaseGil released;
-                engine.map_cache(cache, session, fds, buffer_bytes, kv::groups_from(groups));
-            },
-            "cache"_a, "session"_a, "fds"_a, "buffer_bytes"_a, "groups"_a)
-        .def("unmap_cache", &CopyEngine::unmap_cache, "cache"_a, nb::call_guard<ReleaseGil>())
+            [](CopyEngine& self, uint64_t cache, uint64_t session, const std::vector<int>& fds,
+               const std::vector<uint64_t>& buffer_bytes,
+               const GroupTuples& groups) { self.map_cache(cache, session, fds, buffer_bytes, groups_from(groups)); },
+            "cache"_a, "session"_a, "fds"_a, "buffer_bytes"_a, "groups"_a, nb::call_guard<ReleaseGil>())
         .def(
             "submit",
-            [](CopyEngine& engine, uint64_t job, const std::string& kind, uint64_t cache, uint32_t word,
+            [](CopyEngine& self, uint64_t job, const std::string& kind, uint64_t cache, uint32_t word,
                uint64_t generation, const CopyGroupTuples& groups) {
-                kv::JobOrder order{job, kv::kind_from(kind), cache, word, generation, kv::copy_groups_from(groups)};
-                ReleaseGil released;
-                engine.submit(std::move(order));
+                JobOrder order{job, kind_from(kind), cache, word, generation, copy_groups_from(groups)};
+                without_gil([&] { self.submit(std::move(order)); });
             },
-            "job"_a, "kind"_a, "cache"_a, "word"_a, "generation"_a, "groups"_a)
-        .def("cancel", &CopyEngine::cancel, "job"_a, nb::call_guard<ReleaseGil>())
-        .def(
-            "completions",
-            [](CopyEngine& engine, size_t most) {
-                std::vector<kv::Completion> taken;
-                {
-                    ReleaseGil released;
-                    taken = engine.completions(most);
-                }
-                return kv::completions_to(taken);
-            },
-            "most"_a)
-        .def("close", &CopyEngine::close, nb::call_guard<ReleaseGil>());
+            "job"_a, "kind"_a, "cache"_a, "word"_a, "generation"_a, "groups"_a);
 }
 
 std::string build_description() {
-    return kv::format("%s %s, %s", __VERSION__,
+    return format("%s %s, %s", __VERSION__,
 #if defined(__x86_64__)
-                      "x86-64",
+                  "x86-64",
 #elif defined(__aarch64__)
-                      "aarch64",
+                  "aarch64",
 #else
-                      "other processor",
+                  "other processor",
 #endif
-                      kv::copy_variant().c_str());
+                  copy_variant().c_str());
 }
 
 }  // namespace
+}  // namespace kv
 
 NB_MODULE(_native, module) {
     // Objects that live until the interpreter ends are freed with the process, so a list of leaks helps no user.
-    nb::set_leak_warnings(false);
-    nb::register_exception_translator(translate_system_error);
-    module.attr("BUILD") = build_description();
-    bind_shared_memory(module);
-    bind_grower(module);
-    bind_ledger(module);
-    bind_board(module);
-    bind_copies(module);
-    bind_pattern(module);
+    nanobind::set_leak_warnings(false);
+    nanobind::register_exception_translator(kv::translate_system_error);
+    module.attr("BUILD") = kv::build_description();
+    kv::bind_shared_memory(module);
+    kv::bind_grower(module);
+    kv::bind_ledger(module);
+    kv::bind_board(module);
+    kv::bind_copies(module);
+    kv::bind_pattern(module);
     kv::bind_keys(module);
-    kv::gpu::bind_driver(module);
-    kv::gpu::bind_engine(module);
-    kv::gpu::bind_client(module);
-    kv::disk::bind(module);
+    kv::bind_driver(module);
+    kv::bind_engine(module);
+    kv::bind_client(module);
+    kv::bind_disk(module);
 }

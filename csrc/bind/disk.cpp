@@ -1,31 +1,16 @@
 // Converts and releases the GIL; no logic.
 
-#include "bind/disk.h"
-
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
-
-#include <cstring>
 #include <memory>
 
-#include "base/check.h"
-#include "base/xxh3.h"
-#include "bind/convert.h"
+#include "base/checksum.h"
+#include "bind/bind.h"
 #include "disk/engine.h"
 #include "disk/faults.h"
 #include "disk/recovery_order.h"
 #include "disk/store.h"
 
-namespace nb = nanobind;
-using namespace nb::literals;
-
 namespace kv::disk {
 namespace {
-
-using ReleaseGil = nb::gil_scoped_release;
 
 struct PyFaults {
     std::shared_ptr<Faults> faults = std::make_shared<Faults>();
@@ -41,33 +26,23 @@ struct PyStore {
 };
 
 Fault fault_from(const std::string& kind) {
-    if (kind == "error") return Fault::ERROR;
-    if (kind == "short") return Fault::SHORT;
-    if (kind == "ragged") return Fault::RAGGED;
-    if (kind == "torn") return Fault::TORN;
-    if (kind == "flip") return Fault::FLIP;
-    if (kind == "misdirect") return Fault::MISDIRECT;
-    if (kind == "stall") return Fault::STALL;
-    bad_argument("kind=" + kind + " must be error, short, ragged, torn, flip, misdirect or stall");
+    return named<Fault>("kind", kind,
+                        {{"error", Fault::ERROR},
+                         {"short", Fault::SHORT},
+                         {"ragged", Fault::RAGGED},
+                         {"torn", Fault::TORN},
+                         {"flip", Fault::FLIP},
+                         {"misdirect", Fault::MISDIRECT},
+                         {"stall", Fault::STALL}});
 }
 
 Choice choice_from(const std::string& engine) {
-    if (engine == "auto") return Choice::AUTO;
-    if (engine == "uring") return Choice::URING;
-    if (engine == "threads") return Choice::THREADS;
-    bad_argument("engine=" + engine + " must be auto, uring or threads");
+    return named<Choice>("engine", engine,
+                         {{"auto", Choice::AUTO}, {"uring", Choice::URING}, {"threads", Choice::THREADS}});
 }
 
 Kind disk_kind_from(const std::string& kind) {
-    if (kind == "write") return Kind::WRITE;
-    if (kind == "read") return Kind::READ;
-    if (kind == "withdraw") return Kind::WITHDRAW;
-    bad_argument("kind=" + kind + " must be write, read or withdraw");
-}
-
-template <typename Record>
-nb::bytes pack(const std::vector<Record>& records) {
-    return nb::bytes(records.data(), records.size() * sizeof(Record));
+    return named<Kind>("kind", kind, {{"write", Kind::WRITE}, {"read", Kind::READ}, {"withdraw", Kind::WITHDRAW}});
 }
 
 void bind_faults(nb::module_& module) {
@@ -85,10 +60,9 @@ void bind_faults(nb::module_& module) {
         .def("record", [](PyFaults& self) { self.faults->record(); })
         .def("trace", [](PyFaults& self) {
             nb::list events;
-            for (const Faults::Event& event : self.faults->trace()) {
-                events.append(nb::make_tuple(event.event, event.request,
-                                             event.file == File::PAYLOADS ? "payloads" : "headers", event.offset,
-                                             nb::bytes(event.bytes.data(), event.bytes.size())));
+            for (const auto& [event, request, file, offset, bytes] : self.faults->trace()) {
+                const char* const name = file == File::PAYLOADS ? "payloads" : "headers";
+                events.append(nb::make_tuple(event, request, name, offset, pack(bytes)));
             }
             return events;
         });
@@ -98,27 +72,19 @@ void check_device(uint32_t device) {
     if (device >= DEVICES_MAX) bad_argument(format("device=%u must be in [0, %u)", device, DEVICES_MAX));
 }
 
-Fingerprint fingerprint_from(const nb::bytes& bytes) {
-    Fingerprint fingerprint;
-    if (bytes.size() != fingerprint.size()) {
-        bad_argument(format("a fingerprint of %zu bytes must have %zu", bytes.size(), fingerprint.size()));
-    }
-    std::memcpy(fingerprint.data(), bytes.c_str(), bytes.size());
-    return fingerprint;
-}
-
 void open_store(PyStore* self, const std::string& directory, uint32_t device, uint64_t capacity_bytes,
-                uint64_t segment_bytes, nb::bytes fingerprint, const PyFaults* faults) {
+                uint64_t segment_bytes, const nb::bytes& fingerprint, const PyFaults* faults) {
     check_device(device);
-    const FileOptions options{directory, capacity_bytes, segment_bytes, fingerprint_from(fingerprint)};
+    const FileOptions options{directory, capacity_bytes, segment_bytes,
+                              unpack_one<Fingerprint>(fingerprint, "fingerprint")};
     ReleaseGil released;
     new (self) PyStore{std::make_shared<Store>(directory, open_store_files(options), device,
                                                faults != nullptr ? faults->faults : nullptr)};
 }
 
-PyStore open_store_to_read(const std::string& directory, uint32_t device, nb::bytes fingerprint, bool alone) {
+PyStore open_store_to_read(const std::string& directory, uint32_t device, const nb::bytes& fingerprint, bool alone) {
     check_device(device);
-    const Fingerprint expected = fingerprint_from(fingerprint);
+    const auto expected = unpack_one<Fingerprint>(fingerprint, "fingerprint");
     ReleaseGil released;
     const Company company = alone ? Company::NONE : Company::SERVER;
     return {
@@ -168,12 +134,7 @@ void bind_store(nb::module_& module) {
             "recover",
             [](PyStore& self, const std::string& engine) {
                 const Choice choice = choice_from(engine);
-                std::vector<DiskRecord> records;
-                {
-                    ReleaseGil released;
-                    records = self.get()->recover(choice);
-                }
-                return pack(records);
+                return pack(without_gil([&] { return self.get()->recover(choice); }));
             },
             "engine"_a = "auto")
         .def(
@@ -181,47 +142,36 @@ void bind_store(nb::module_& module) {
         .def("close", [](PyStore& self) { self.store.reset(); }, nb::call_guard<ReleaseGil>());
 }
 
-std::vector<DiskRecord> unpack_all(const std::vector<nb::bytes>& found) {
-    std::vector<DiskRecord> records;
-    for (const nb::bytes& packed : found) {
-        const auto more = unpack<DiskRecord>(packed, "found");
-        records.insert(records.end(), more.begin(), more.end());
-    }
-    return records;
-}
-
-void bind_telling(nb::module_& module) {
-    nb::class_<Telling>(module, "DiskTelling")
+void bind_recovery_order(nb::module_& module) {
+    nb::class_<RecoveryOrder>(module, "RecoveryOrder")
         .def(
             "__init__",
-            [](Telling* self, const std::vector<nb::bytes>& found, size_t chunk_most) {
-                std::vector<DiskRecord> records = unpack_all(found);
-                ReleaseGil released;
-                new (self) Telling(std::move(records), chunk_most);
+            [](RecoveryOrder* self, const std::vector<nb::bytes>& found, size_t chunk_most) {
+                std::vector<DiskRecord> records;
+                for (const nb::bytes& packed : found) {
+                    const auto more = unpack<DiskRecord>(packed, "found");
+                    records.insert(records.end(), more.begin(), more.end());
+                }
+                without_gil([&] { new (self) RecoveryOrder(std::move(records), chunk_most); });
             },
             "found"_a, nb::kw_only(), "chunk_most"_a)
-        .def_prop_ro("records", &Telling::records)
-        .def_prop_ro(
-            "namespaces",
-            [](const Telling& self) {
-                nb::list namespaces;
-                for (const Telling::Namespace& name : self.namespaces()) {
-                    namespaces.append(nb::make_tuple(nb::bytes(name.digest.data(), name.digest.size()), name.newest));
-                }
-                return namespaces;
-            })
-        .def("next", [](Telling& self, size_t most) { return pack(self.next(most)); }, "most"_a);
+        .def_prop_ro("records", &RecoveryOrder::records)
+        .def_prop_ro("namespaces",
+                     [](const RecoveryOrder& self) {
+                         nb::dict namespaces;
+                         for (const auto& [digest, newest] : self.namespaces()) namespaces[pack(digest)] = newest;
+                         return namespaces;
+                     })
+        .def("next", [](RecoveryOrder& self, size_t most) { return pack(self.next(most)); }, "most"_a);
 }
 
-void bind_engine(nb::module_& module) {
+void bind_disk_engine(nb::module_& module) {
     nb::class_<Engine> engine(module, "DiskEngine");
     engine.attr("COMPLETION_BYTES") = sizeof(Completion);
-    engine.attr("DONE") = static_cast<int>(Outcome::DONE);
-    engine.attr("IO_ERROR") = static_cast<int>(Outcome::IO_ERROR);
-    engine.attr("CHECKSUM") = static_cast<int>(Outcome::CHECKSUM);
-    engine.attr("STALE") = static_cast<int>(Outcome::STALE);
-    engine.attr("SHORT") = static_cast<int>(Outcome::SHORT);
-    engine.attr("CANCELLED") = static_cast<int>(Outcome::CANCELLED);
+    const std::pair<const char*, Outcome> outcomes[] = {
+        {"DONE", Outcome::DONE},   {"IO_ERROR", Outcome::IO_ERROR}, {"CHECKSUM", Outcome::CHECKSUM},
+        {"STALE", Outcome::STALE}, {"SHORT", Outcome::SHORT},       {"CANCELLED", Outcome::CANCELLED}};
+    for (const auto& [name, outcome] : outcomes) engine.attr(name) = static_cast<int>(outcome);
     engine
         .def(
             "__init__",
@@ -242,11 +192,10 @@ void bind_engine(nb::module_& module) {
         .def("arena_ready", &Engine::arena_ready, "bytes"_a, nb::call_guard<ReleaseGil>())
         .def(
             "submit",
-            [](Engine& self, uint64_t job, const std::string& kind, nb::bytes packed) {
+            [](Engine& self, uint64_t job, const std::string& kind, const nb::bytes& packed) {
                 const auto records = unpack<DiskRecord>(packed, "records");
                 const Kind what = disk_kind_from(kind);
-                ReleaseGil released;
-                self.submit(job, what, records);
+                without_gil([&] { self.submit(job, what, records); });
             },
             "job"_a, "kind"_a, "records"_a)
         .def("cancel", &Engine::cancel, "job"_a, nb::call_guard<ReleaseGil>())
@@ -256,15 +205,12 @@ void bind_engine(nb::module_& module) {
 }
 
 }  // namespace
-
-void bind(nb::module_& module) {
-    module.def(
-        "xxh3", [](nb::bytes bytes) { return xxh3({reinterpret_cast<const std::byte*>(bytes.c_str()), bytes.size()}); },
-        "bytes"_a);
-    bind_faults(module);
-    bind_store(module);
-    bind_telling(module);
-    bind_engine(module);
-}
-
 }  // namespace kv::disk
+
+void kv::bind_disk(nb::module_& module) {
+    module.def("xxh3", [](const nb::bytes& bytes) { return xxh3(bytes_of(bytes)); }, "bytes"_a);
+    disk::bind_faults(module);
+    disk::bind_store(module);
+    disk::bind_recovery_order(module);
+    disk::bind_disk_engine(module);
+}

@@ -1,17 +1,6 @@
 // kvserver._native, the client's part of the GPU path: converts and releases the GIL; no logic.
 
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
-
-#include <cstring>
-
-#include "base/check.h"
-#include "bind/convert.h"
-#include "bind/gpu.h"
+#include "bind/bind.h"
 #include "gpu/driver/facts.h"
 #include "gpu/staging/event_watch.h"
 #include "gpu/staging/expand.h"
@@ -19,27 +8,11 @@
 #include "gpu/staging/ring.h"
 #include "gpu/staging/staged_copier.h"
 
-namespace nb = nanobind;
-using namespace nb::literals;
-
 namespace kv::gpu {
 namespace {
 
-using ReleaseGil = nb::gil_scoped_release;
-
 const Driver& driver_of(const std::string& vendor, const std::string& library) {
-    for (const Vendor known : {Vendor::CUDA, Vendor::ROCM}) {
-        if (vendor == name_of(known)) return Driver::open(known, library);
-    }
-    bad_argument("vendor must be cuda or rocm, not " + vendor);
-}
-
-nb::bytes bytes_of(const IpcHandle& handle) { return nb::bytes(handle.bytes, sizeof handle.bytes); }
-
-// Pure functions have no buffers, so sizes are the largest that a layout may ask for.
-Layout unbounded(const GroupTuples& groups) {
-    const std::vector<uint64_t> buffers(4096, 4 * LAYOUT_BYTES_MAX);
-    return Layout(groups_from(groups), buffers);
+    return Driver::open(vendor_from(vendor), library);
 }
 
 // ---------------------------------------------------------------- lists
@@ -62,8 +35,8 @@ struct Stretches {
 
 std::optional<std::vector<PieceTuple>> expand_stretches(const GroupTuples& groups, const nb::bytes& list,
                                                         uint64_t segment_bytes, const std::vector<uint64_t>& bases) {
-    const Layout layout = unbounded(groups);
-    const std::vector<std::byte> copy = unpack<std::byte>(list, "list");
+    const Layout layout = layout_from(groups);
+    const auto copy = unpack<std::byte>(list, "list");
     std::vector<Piece> pieces;
     for (const auto& [shard, staging, begin, end] : unpack_stretches(copy, layout, segment_bytes)) {
         if (!expand(layout, shard, begin, end, staging, bases, pieces)) return std::nullopt;
@@ -75,8 +48,8 @@ std::optional<std::vector<PieceTuple>> expand_stretches(const GroupTuples& group
 
 nb::bytes pack_list(const std::vector<StretchTuple>& tuples) {
     std::vector<std::byte> list(LIST_BYTES);
-    const uint32_t bytes = pack_stretches(Stretches(tuples).list, list);
-    return nb::bytes(list.data(), bytes);
+    list.resize(pack_stretches(Stretches(tuples).list, list));
+    return pack(list);
 }
 
 void bind_lists(nb::module_& module) {
@@ -87,7 +60,7 @@ void bind_lists(nb::module_& module) {
     module.def(
         "pieces_at_most",
         [](const GroupTuples& groups, uint32_t group, uint64_t begin, uint64_t end) {
-            return pieces_at_most(unbounded(groups).groups().at(group), begin, end);
+            return pieces_at_most(layout_from(groups).groups().at(group), begin, end);
         },
         "groups"_a, "group"_a, "begin"_a, "end"_a);
 }
@@ -103,14 +76,12 @@ void bind_ring(nb::module_& module) {
             [](RingOwner& ring, uint32_t lane) -> nb::object {
                 const auto asked = ring.take(lane);
                 if (!asked) return nb::none();
-                const nb::bytes list(asked->list.data(), asked->list.size());
-                return nb::make_tuple(asked->segment, asked->sequence, asked->job, list);
+                return nb::make_tuple(asked->segment, asked->sequence, asked->job, pack(asked->list));
             },
             "lane"_a)
         .def("done", &RingOwner::done, "lane"_a, "segment"_a, "sequence"_a)
         .def("fault", &RingOwner::fault, "lane"_a, "segment"_a, "sequence"_a, "code"_a)
-        .def("sleep", &RingOwner::sleep, "timeout_ms"_a, nb::call_guard<ReleaseGil>())
-        .def("ring_bell", &RingOwner::ring_bell);
+        .def("sleep", &RingOwner::sleep, "timeout_ms"_a, nb::call_guard<ReleaseGil>());
     nb::class_<RingPeer>(module, "RingPeer")
         .def(nb::init<int, uint64_t>(), "fd"_a, "segment_bytes"_a)
         .def(
@@ -132,18 +103,10 @@ void bind_ring(nb::module_& module) {
 
 // ---------------------------------------------------------------- memory and threads
 
-nb::tuple export_memory(const std::string& vendor, const std::string& library, uint64_t pointer, uint64_t bytes) {
-    std::string id;
-    int ordinal;
-    Exported exported;
-    {
-        ReleaseGil released;
-        const Driver& driver = driver_of(vendor, library);
-        ordinal = device_holding(driver, pointer);
-        exported = export_allocation(driver, ordinal, pointer, bytes);
-        id = device_id(driver, ordinal);
-    }
-    return nb::make_tuple(id, ordinal, exported.base, exported.bytes, bytes_of(exported.handle));
+nb::tuple export_tuple(const std::string& vendor, const std::string& library, uint64_t pointer, uint64_t bytes) {
+    const auto [device, ordinal, base, size, handle] =
+        without_gil([&] { return export_memory(driver_of(vendor, library), pointer, bytes); });
+    return nb::make_tuple(device, ordinal, base, size, pack(handle.bytes));
 }
 
 void bind_copier(nb::module_& module) {
@@ -152,21 +115,24 @@ void bind_copier(nb::module_& module) {
             "__init__",
             [](StagedCopier* self, const std::string& vendor, const std::string& library, int ordinal,
                uint64_t segment_bytes, const std::string& rtc_library, const std::string& cache_dir) {
-                ReleaseGil released;
                 new (self) StagedCopier(driver_of(vendor, library), {ordinal, segment_bytes, {rtc_library, cache_dir}});
             },
-            "vendor"_a, "library"_a, "ordinal"_a, "segment_bytes"_a, "rtc_library"_a, "cache_dir"_a)
-        .def_prop_ro("handle", [](const StagedCopier& copier) { return bytes_of(copier.handle()); })
+            "vendor"_a, "library"_a, "ordinal"_a, "segment_bytes"_a, "rtc_library"_a, "cache_dir"_a,
+            nb::call_guard<ReleaseGil>())
+        .def_prop_ro("handle", [](const StagedCopier& copier) { return pack(copier.handle().bytes); })
         .def_prop_ro("segment_bytes", &StagedCopier::segment_bytes)
         .def_prop_ro("kernels",
                      [](const StagedCopier& copier) {
-                         const KernelReport& report = copier.kernels();
-                         return nb::make_tuple(report.provider, report.arch, report.note);
+                         const auto& [provider, arch, note] = copier.kernels();
+                         return nb::make_tuple(provider, arch, note);
                      })
         .def(
             "begin_ring",
             [](StagedCopier& copier, const GroupTuples& groups, std::vector<uint64_t> bases,
                const std::vector<uint64_t>& buffer_bytes) {
+                if (bases.size() != buffer_bytes.size()) {
+                    bad_argument(format("%zu bases came for %zu buffers", bases.size(), buffer_bytes.size()));
+                }
                 return copier.begin_ring(Layout(groups_from(groups), buffer_bytes), std::move(bases));
             },
             "groups"_a, "bases"_a, "buffer_bytes"_a)
@@ -194,12 +160,11 @@ void bind_copier(nb::module_& module) {
 }
 
 }  // namespace
-
-void bind_client(nb::module_& module) {
-    bind_lists(module);
-    bind_ring(module);
-    module.def("export_memory", &export_memory, "vendor"_a, "library"_a, "pointer"_a, "bytes"_a);
-    bind_copier(module);
-}
-
 }  // namespace kv::gpu
+
+void kv::bind_client(nb::module_& module) {
+    gpu::bind_lists(module);
+    gpu::bind_ring(module);
+    module.def("export_memory", &gpu::export_tuple, "vendor"_a, "library"_a, "pointer"_a, "bytes"_a);
+    gpu::bind_copier(module);
+}

@@ -1,51 +1,21 @@
 // kvserver._native: the mover's engine for one device.
 
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
-
-#include <array>
 #include <optional>
 
-#include "bind/convert.h"
-#include "bind/gpu.h"
+#include "bind/bind.h"
 #include "gpu/engine/device_engine.h"
-
-namespace nb = nanobind;
-using namespace nb::literals;
 
 namespace kv::gpu {
 namespace {
 
-using ReleaseGil = nb::gil_scoped_release;
 using BufferTuples = std::vector<std::tuple<nb::bytes, uint64_t>>;
 using StagingTuple = std::tuple<nb::bytes, uint64_t, int>;
 using MeasuredTuple = std::tuple<double, uint64_t, uint64_t, double, uint64_t, uint64_t>;
 
-IpcHandle handle_from(const nb::bytes& packed) {
-    IpcHandle handle;
-    if (packed.size() != sizeof handle.bytes) {
-        throw Refusal("handle", format("a handle has %zu bytes, %zu came", sizeof handle.bytes, packed.size()));
-    }
-    std::memcpy(handle.bytes, packed.c_str(), sizeof handle.bytes);
-    return handle;
-}
-
 JobMode mode_from(const std::string& name) {
-    for (const JobMode mode : {JobMode::DIRECT, JobMode::STAGED, JobMode::SERVER_GATHER}) {
-        if (name == name_of(mode)) return mode;
-    }
-    bad_argument("mode=" + name + " must be direct, staged or server-gather");
-}
-
-Vendor vendor_from(const std::string& kind) {
-    for (const Vendor vendor : {Vendor::CUDA, Vendor::ROCM}) {
-        if (kind == name_of(vendor)) return vendor;
-    }
-    bad_argument("kind=" + kind + " must be cuda or rocm");
+    return named<JobMode>(
+        "mode", name,
+        {{"direct", JobMode::DIRECT}, {"staged", JobMode::STAGED}, {"server-gather", JobMode::SERVER_GATHER}});
 }
 
 MeasuredTuple measured_to(const Measured& measured) {
@@ -74,28 +44,27 @@ void construct(DeviceEngine* engine, const std::string& kind, const std::string&
 void map_cache(DeviceEngine& engine, uint64_t cache, uint64_t session, const BufferTuples& buffers,
                const std::optional<StagingTuple>& staging, const std::string& ipc_mode, const GroupTuples& groups) {
     CacheOrder order{cache, session, {}, std::nullopt, ipc_mode, groups_from(groups)};
-    for (const auto& [handle, bytes] : buffers) order.buffers.push_back({handle_from(handle), bytes});
+    for (const auto& [handle, bytes] : buffers) {
+        order.buffers.push_back({unpack_one<IpcHandle>(handle, "handle"), bytes});
+    }
     if (staging) {
         const auto& [handle, segment_bytes, ring_fd] = *staging;
-        order.staging = StagingOrder{handle_from(handle), segment_bytes, ring_fd};
+        order.staging = StagingOrder{unpack_one<IpcHandle>(handle, "handle"), segment_bytes, ring_fd};
     }
     const ReleaseGil released;
     engine.map_cache(std::move(order));
 }
 
 // Cutter's segments of a job, with (arena offset of the shard, begin, end, staging) for each part.
-using PartTuple = std::tuple<uint64_t, uint64_t, uint64_t, uint64_t>;
-
-std::vector<std::vector<PartTuple>> cut_job(const GroupTuples& groups, const CopyGroupTuples& copy_groups,
-                                            uint64_t arena_bytes, const std::string& kind, uint64_t segment_bytes,
-                                            uint64_t pieces_max, uint64_t list_bytes_max, bool alone) {
-    const std::vector<uint64_t> unbounded(4096, 4 * LAYOUT_BYTES_MAX);
-    const Layout layout(groups_from(groups), unbounded);
+std::vector<std::vector<FourNumbers>> cut_job(const GroupTuples& groups, const CopyGroupTuples& copy_groups,
+                                              uint64_t arena_bytes, const std::string& kind, uint64_t segment_bytes,
+                                              uint64_t pieces_max, uint64_t list_bytes_max, bool alone) {
+    const Layout layout = layout_from(groups);
     const ShardPlan plan(layout, copy_groups_from(copy_groups), arena_bytes, kind_from(kind));
     Cutter cutter(plan, layout, {segment_bytes, pieces_max, list_bytes_max}, kind_from(kind));
-    std::vector<std::vector<PartTuple>> segments;
+    std::vector<std::vector<FourNumbers>> segments;
     while (!cutter.finished()) {
-        std::vector<PartTuple>& parts = segments.emplace_back();
+        std::vector<FourNumbers>& parts = segments.emplace_back();
         for (const SegmentPart& part : cutter.next(alone)) {
             parts.emplace_back(plan.shards()[part.shard].arena_offset, part.begin, part.end, part.staging);
         }
@@ -104,48 +73,31 @@ std::vector<std::vector<PartTuple>> cut_job(const GroupTuples& groups, const Cop
 }
 
 }  // namespace
+}  // namespace kv::gpu
 
-void bind_engine(nb::module_& module) {
+void kv::bind_engine(nb::module_& module) {
+    using namespace gpu;
     module.def("cut_job", &cut_job, "groups"_a, "copy_groups"_a, "arena_bytes"_a, "kind"_a, "segment_bytes"_a,
                "pieces_max"_a, "list_bytes_max"_a, "alone"_a);
-    nb::class_<DeviceEngine>(module, "DeviceEngine")
+    nb::class_<DeviceEngine> engine(module, "DeviceEngine");
+    bind_copy_engine(engine);
+    engine
         .def("__init__", &construct, nb::kw_only(), "kind"_a, "library"_a, "device_id"_a, "arena_reach"_a,
              "rtc_library"_a, "cache_dir"_a, "arena_fd"_a, "arena_bytes"_a, "slab_bytes"_a, "threads"_a,
              "gather_segment_bytes"_a, "measured"_a.none())
-        .def_prop_ro("backend", &DeviceEngine::backend)
         .def_prop_ro("facts", &DeviceEngine::facts)
-        .def_prop_ro("measured", [](const DeviceEngine& engine) { return measured_to(engine.measured()); })
+        .def_prop_ro("measured", [](const DeviceEngine& self) { return measured_to(self.measured()); })
         .def_prop_ro("imports", &DeviceEngine::imports)
-        .def_prop_ro("eventfd", &DeviceEngine::eventfd)
         .def("self_test", &DeviceEngine::self_test, nb::call_guard<ReleaseGil>())
-        .def("map_board", &DeviceEngine::map_board, "session"_a, "fd"_a, "words"_a, nb::call_guard<ReleaseGil>())
-        .def("drop_board", &DeviceEngine::drop_board, "session"_a, nb::call_guard<ReleaseGil>())
         .def("map_cache", &map_cache, "cache"_a, "session"_a, "buffers"_a, "staging"_a.none(), "ipc_mode"_a, "groups"_a)
-        .def("unmap_cache", &DeviceEngine::unmap_cache, "cache"_a, nb::call_guard<ReleaseGil>())
         .def(
             "submit",
-            [](DeviceEngine& engine, uint64_t job, const std::string& kind, uint64_t cache, uint32_t word,
+            [](DeviceEngine& self, uint64_t job, const std::string& kind, uint64_t cache, uint32_t word,
                uint64_t generation, const CopyGroupTuples& groups, const std::string& mode) {
                 JobOrder order{job, kind_from(kind), cache, word, generation, copy_groups_from(groups)};
                 const JobMode allowed = mode_from(mode);
-                const ReleaseGil released;
-                engine.submit(std::move(order), allowed);
+                without_gil([&] { self.submit(std::move(order), allowed); });
             },
             "job"_a, "kind"_a, "cache"_a, "word"_a, "generation"_a, "groups"_a, "mode"_a)
-        .def("cancel", &DeviceEngine::cancel, "job"_a, nb::call_guard<ReleaseGil>())
-        .def("arena_ready", &DeviceEngine::arena_ready, "slabs"_a, nb::call_guard<ReleaseGil>())
-        .def(
-            "completions",
-            [](DeviceEngine& engine, size_t most) {
-                std::vector<Completion> taken;
-                {
-                    const ReleaseGil released;
-                    taken = engine.completions(most);
-                }
-                return completions_to(taken);
-            },
-            "most"_a)
-        .def("close", &DeviceEngine::close, nb::call_guard<ReleaseGil>());
+        .def("arena_ready", &DeviceEngine::arena_ready, "slabs"_a, nb::call_guard<ReleaseGil>());
 }
-
-}  // namespace kv::gpu

@@ -1,19 +1,13 @@
 // kvserver._native, names of chunks: converts and releases the GIL; no logic.
 
-#include "bind/keys.h"
-
 #include <nanobind/stl/shared_ptr.h>
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <memory>
 
-#include "base/check.h"
+#include "bind/bind.h"
 #include "keys/namer.h"
-
-namespace nb = nanobind;
-using namespace nb::literals;
 
 namespace kv {
 namespace {
@@ -81,15 +75,6 @@ class Tokens {
     size_t copied_ = 0;
 };
 
-Digest digest_from(const nb::bytes& bytes, const char* what) {
-    Digest digest;
-    if (bytes.size() != sizeof digest) bad_argument(format("%s: %zu bytes; expected 32", what, bytes.size()));
-    std::memcpy(digest.data(), bytes.c_str(), sizeof digest);
-    return digest;
-}
-
-nb::bytes bytes_of(const Keys& keys) { return nb::bytes(keys.data(), keys.size()); }
-
 void check(size_t chunk_tokens) {
     if (chunk_tokens == 0) bad_argument("chunk_tokens=0 must be at least 1");
 }
@@ -97,31 +82,20 @@ void check(size_t chunk_tokens) {
 nb::bytes chain_keys_of_list(const nb::list& ids, size_t begin, size_t end, size_t chunk_tokens,
                              const nb::bytes& before) {
     check(chunk_tokens);
-    const Digest first = digest_from(before, "before");
+    const auto first = unpack_one<Digest>(before, "before");
     const size_t count = begin < end ? end - begin : 0;
     const auto copied = std::make_unique_for_overwrite<uint32_t[]>(count);
     copy_tokens(ids, begin, end, copied.get());
     const std::span<const uint32_t> tokens(copied.get(), count);
-    if (count <= QUICK_TOKENS) return bytes_of(chain_keys(tokens, chunk_tokens, first));
-    Keys keys;
-    {
-        const nb::gil_scoped_release released;
-        keys = chain_keys(tokens, chunk_tokens, first);
-    }
-    return bytes_of(keys);
+    if (count <= QUICK_TOKENS) return pack(chain_keys(tokens, chunk_tokens, first));
+    return pack(without_gil([&] { return chain_keys(tokens, chunk_tokens, first); }));
 }
 
 nb::bytes chain_keys_of_packed(const nb::bytes& packed, size_t chunk_tokens, const nb::bytes& before) {
     check(chunk_tokens);
-    const Digest first = digest_from(before, "before");
-    std::vector<uint32_t> tokens(packed.size() / sizeof(uint32_t));
-    if (!tokens.empty()) std::memcpy(tokens.data(), packed.c_str(), tokens.size() * sizeof(uint32_t));
-    Keys keys;
-    {
-        const nb::gil_scoped_release released;
-        keys = chain_keys(tokens, chunk_tokens, first);
-    }
-    return bytes_of(keys);
+    const auto first = unpack_one<Digest>(before, "before");
+    const auto tokens = unpack<uint32_t>(packed, "tokens");
+    return pack(without_gil([&] { return chain_keys(tokens, chunk_tokens, first); }));
 }
 
 nb::bytes block_hash_keys_of_list(const nb::list& hashes, size_t first, size_t stride, const nb::bytes& head) {
@@ -131,9 +105,9 @@ nb::bytes block_hash_keys_of_list(const nb::list& hashes, size_t first, size_t s
     for (size_t i = first; i < hashes.size(); i += stride) {
         const nb::handle hash = PyList_GET_ITEM(hashes.ptr(), static_cast<Py_ssize_t>(i));
         if (!PyBytes_Check(hash.ptr())) bad_argument(format("hash %zu is not bytes", i));
-        taken.push_back(digest_from(nb::borrow<nb::bytes>(hash), "block hash"));
+        taken.push_back(unpack_one<Digest>(nb::borrow<nb::bytes>(hash), "block hash"));
     }
-    return bytes_of(block_hash_keys({reinterpret_cast<const std::byte*>(head.c_str()), head.size()}, taken));
+    return pack(block_hash_keys(bytes_of(head), taken));
 }
 
 }  // namespace
@@ -142,9 +116,8 @@ void bind_keys(nb::module_& module) {
     module.def(
         "sha256",
         [](const nb::bytes& bytes, bool portable) {
-            const std::span<const std::byte> whole(reinterpret_cast<const std::byte*>(bytes.c_str()), bytes.size());
-            const Digest digest = sha256(std::array{whole}, portable ? Sha256Path::PORTABLE : Sha256Path::BEST);
-            return nb::bytes(digest.data(), digest.size());
+            const auto path = portable ? Sha256Path::PORTABLE : Sha256Path::BEST;
+            return pack(sha256(std::array{bytes_of(bytes)}, path));
         },
         "bytes"_a, "portable"_a = false);
     module.def("chain_keys", chain_keys_of_list, "token_ids"_a, "begin"_a, "end"_a, "chunk_tokens"_a, "before"_a);
@@ -160,16 +133,12 @@ void bind_keys(nb::module_& module) {
             "wait",
             [](Naming& naming, double seconds) {
                 const std::chrono::duration<double> most(std::clamp(seconds, 0.0, WAIT_S_MAX));
-                const nb::gil_scoped_release released;
                 return naming.wait(std::chrono::duration_cast<std::chrono::nanoseconds>(most));
             },
-            "seconds"_a)
+            "seconds"_a, nb::call_guard<ReleaseGil>())
         .def("keys", [](Naming& naming) {
-            if (!naming.ready()) {
-                const nb::gil_scoped_release released;
-                naming.keys();
-            }
-            return bytes_of(naming.keys());
+            if (!naming.ready()) without_gil([&] { naming.keys(); });
+            return pack(naming.keys());
         });
     nb::class_<Namer>(module, "Namer")
         .def(nb::init<>())
@@ -177,7 +146,7 @@ void bind_keys(nb::module_& module) {
             "name",
             [](Namer& namer, Tokens& tokens, size_t chunk_tokens, const nb::bytes& before) {
                 check(chunk_tokens);
-                return namer.name(tokens.take(chunk_tokens, digest_from(before, "before")));
+                return namer.name(tokens.take(chunk_tokens, unpack_one<Digest>(before, "before")));
             },
             "tokens"_a, "chunk_tokens"_a, "before"_a);
 }

@@ -1,5 +1,7 @@
 #include "copy/board.h"
 
+#include <fcntl.h>
+
 #include <cinttypes>
 
 #include "base/check.h"
@@ -29,6 +31,10 @@ std::atomic<uint64_t>& Board::at(uint32_t word) const {
 }
 
 Word Board::read(uint32_t word) const { return unpack(at(word).load()); }
+
+bool Board::is(uint32_t word, uint64_t generation, WordState state) const {
+    return at(word).load() == pack(generation, state);
+}
 
 bool Board::swap(uint32_t word, uint64_t generation, WordState from, WordState to) {
     uint64_t expected = pack(generation, from);
@@ -65,5 +71,26 @@ WordState Board::abandon(uint32_t word, uint64_t generation, bool submitted_too)
 WordState Board::abandon_store(uint32_t word, uint64_t generation) { return abandon(word, generation, true); }
 
 WordState Board::abandon_retrieve(uint32_t word, uint64_t generation) { return abandon(word, generation, false); }
+
+void Boards::map(uint64_t session, int fd, uint32_t words) {
+    const int seals = file_seals(fd);
+    if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
+        throw Refusal("descriptor-seal", "a board must be a memfd that is sealed against shrinking");
+    }
+    if (!boards_.emplace(session, std::make_shared<Board>(fd, words)).second) {
+        bad_argument(format("session %" PRIu64 " has a board already", session));
+    }
+}
+
+void Boards::drop(uint64_t session) {
+    of(session);
+    boards_.erase(session);
+}
+
+const std::shared_ptr<Board>& Boards::of(uint64_t session) const {
+    const auto found = boards_.find(session);
+    if (found == boards_.end()) bad_argument(format("session %" PRIu64 " has no board", session));
+    return found->second;
+}
 
 }  // namespace kv

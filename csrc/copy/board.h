@@ -14,6 +14,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
+#include <unordered_map>
 
 #include "base/shared_memory.h"
 
@@ -27,13 +29,14 @@ struct Word {
 };
 
 // A mapped board, used by both sides; each call says which side may make it.
-// Thread-safe: every call is one atomic operation or a loop of compare-and-swaps.
+// Thread-safe: every call is one atomic operation or a loop of compare-and-swaps. bad_argument for a word that the
+// board has not.
 class Board {
   public:
     Board(int fd, uint32_t words);
 
-    uint32_t words() const { return words_; }
     Word read(uint32_t word) const;
+    bool is(uint32_t word, uint64_t generation, WordState state) const;
 
     // Mover: exactly (generation, from) → (generation, to). False when the word has any other value.
     bool swap(uint32_t word, uint64_t generation, WordState from, WordState to);
@@ -51,6 +54,20 @@ class Board {
 
     Mapping mapping_;
     uint32_t words_;
+};
+
+// The boards of a mover's sessions. Not thread-safe.
+class Boards {
+  public:
+    // The board must be sealed against shrinking, since words are changed without the guard against SIGBUS.
+    // bad_argument when the session has one already.
+    void map(uint64_t session, int fd, uint32_t words);
+    // bad_argument, here and below, when the session has none.
+    void drop(uint64_t session);
+    const std::shared_ptr<Board>& of(uint64_t session) const;
+
+  private:
+    std::unordered_map<uint64_t, std::shared_ptr<Board>> boards_;
 };
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "a lock inside shared memory would die with its owner");

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "base/check.h"
-#include "base/named_thread.h"
 #include "base/sigbus.h"
 #include "copy/copy_kernels.h"
 
@@ -38,30 +37,25 @@ void check_descriptor(size_t index, int fd, uint64_t buffer_bytes) {
 }
 
 size_t checked_threads(int threads) {
-    if (threads < 1 || threads > THREADS_MAX)
-        bad_argument(format("threads=%d must be in [1, %d]", threads, THREADS_MAX));
+    check_range("threads", threads, 1, THREADS_MAX);
     return static_cast<size_t>(threads);
 }
 
 }  // namespace
 
 CopyEngine::CopyEngine(int arena_fd, uint64_t arena_bytes, int threads)
-    : threads_(threads), spread_(checked_threads(threads)) {
-    const uint64_t present = file_bytes(arena_fd);
-    if (present < arena_bytes) {
-        bad_argument(format("arena_bytes=%" PRIu64 " must be in (0, file=%" PRIu64 "]", arena_bytes, present));
-    }
+    : threads_(threads),
+      arena_(map_arena(arena_fd, arena_bytes)),
+      spread_(checked_threads(threads)),
+      workers_([this] { stop(); }),
+      housekeeper_([this] { stop(); }) {
     install_sigbus_guard();
-    arena_ = Mapping(arena_fd, arena_bytes, "the arena");
-    arena_.prefer_huge_pages();
     prefaults_.push_back({nullptr, Prefault(arena_fd, arena_.data(), arena_.bytes(), true)});
     for (size_t i = 0; i < static_cast<size_t>(threads); ++i) {
-        workers_.push_back(start_thread(format("kv-copy-%zu", i), [this, i] { work(i); }));
+        workers_.start(format("kv-copy-%zu", i), [this, i] { work(i); });
     }
-    housekeeper_ = start_thread("kv-house", [this] { keep_house(); });
+    housekeeper_.start("kv-house", [this] { keep_house(); });
 }
-
-CopyEngine::~CopyEngine() { close(); }
 
 std::string CopyEngine::backend() const {
     return format("host %s, %d thread%s", copy_variant().c_str(), threads_, threads_ == 1 ? "" : "s");
@@ -69,26 +63,24 @@ std::string CopyEngine::backend() const {
 
 // ------------------------------------------------------------------ the caller's side
 
-void CopyEngine::map_board(uint64_t session, int fd, uint32_t words) {
-    const int seals = file_seals(fd);
-    if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
-        throw Refusal("descriptor-seal", "a board must be a memfd that is sealed against shrinking");
-    }
-    auto board = std::make_shared<Board>(fd, words);
-    const Lock lock(mutex_);
+CopyEngine::Lock CopyEngine::lock_open() {
+    Lock lock(mutex_);
     if (closing_) bad_argument("the engine is closed");
-    if (!boards_.emplace(session, std::move(board)).second) {
-        bad_argument(format("session %" PRIu64 " has a board already", session));
-    }
+    return lock;
+}
+
+void CopyEngine::map_board(uint64_t session, int fd, uint32_t words) {
+    const Lock lock = lock_open();
+    boards_.map(session, fd, words);
 }
 
 void CopyEngine::drop_board(uint64_t session) {
-    const Lock lock(mutex_);
+    const Lock lock = lock_open();
     const auto of_session = [&](const auto& entry) { return entry.second->session == session; };
     if (std::any_of(caches_.begin(), caches_.end(), of_session)) {
         bad_argument(format("session %" PRIu64 " still has mapped caches", session));
     }
-    if (boards_.erase(session) == 0) bad_argument(format("session %" PRIu64 " has no board", session));
+    boards_.drop(session);
 }
 
 void CopyEngine::map_cache(uint64_t cache, uint64_t session, const std::vector<int>& fds,
@@ -104,9 +96,8 @@ void CopyEngine::map_cache(uint64_t cache, uint64_t session, const std::vector<i
         prefaults.push_back({mapped, Prefault(fds[i], buffer.data(), buffer.bytes(), false)});
     }
     {
-        const Lock lock(mutex_);
-        if (closing_) bad_argument("the engine is closed");
-        if (!boards_.contains(session)) bad_argument(format("session %" PRIu64 " has no board", session));
+        const Lock lock = lock_open();
+        boards_.of(session);  // throws unless it has one
         if (!caches_.emplace(cache, std::move(mapped)).second) {
             bad_argument(format("cache %" PRIu64 " is mapped already", cache));
         }
@@ -118,7 +109,7 @@ void CopyEngine::map_cache(uint64_t cache, uint64_t session, const std::vector<i
 
 void CopyEngine::unmap_cache(uint64_t cache) {
     {
-        const Lock lock(mutex_);
+        const Lock lock = lock_open();
         const auto found = caches_.find(cache);
         if (found == caches_.end() || found->second->leaving) {
             bad_argument(format("cache %" PRIu64 " is not mapped", cache));
@@ -131,16 +122,13 @@ void CopyEngine::unmap_cache(uint64_t cache) {
 
 void CopyEngine::submit(JobOrder order) {
     {
-        const Lock lock(mutex_);
-        if (closing_) bad_argument("the engine is closed");
+        const Lock lock = lock_open();
         const auto cache = caches_.find(order.cache);
         if (cache == caches_.end() || cache->second->leaving) {
             bad_argument(format("cache %" PRIu64 " is not mapped", order.cache));
         }
-        const std::shared_ptr<Board>& board = boards_.at(cache->second->session);
-        if (order.word >= board->words()) {
-            bad_argument(format("word=%u must be in [0, %u)", order.word, board->words()));
-        }
+        const std::shared_ptr<Board>& board = boards_.of(cache->second->session);
+        board->read(order.word);  // throws unless the board has it
         const uint64_t id = order.job;
         if (jobs_.contains(id)) bad_argument(format("job %" PRIu64 " is under way already", id));
         auto job = std::make_shared<CopyJob>(std::move(order), cache->second, board, arena_);
@@ -173,10 +161,9 @@ void CopyEngine::cancel(uint64_t job) {
     }
 }
 
-void CopyEngine::close() {
+void CopyEngine::stop() {
     {
         const Lock lock(mutex_);
-        if (closing_) return;
         closing_ = true;
         for (std::list<JobPointer>* queue : {&retrieves_, &stores_}) {
             const std::list<JobPointer> jobs = *queue;
@@ -188,13 +175,16 @@ void CopyEngine::close() {
         }
     }
     work_ready_.notify_all();
-    for (std::thread& worker : workers_) worker.join();
     chore_ready_.notify_all();
-    housekeeper_.join();
+}
+
+void CopyEngine::close() {
+    workers_.join();
+    housekeeper_.join();  // which ends after the last job
     KV_ASSERT(jobs_.empty());
     prefaults_.clear();
     caches_.clear();
-    boards_.clear();
+    boards_ = {};
     arena_.unmap();
 }
 

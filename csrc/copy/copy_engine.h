@@ -18,7 +18,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <unordered_map>
 #include <vector>
 
@@ -26,6 +25,7 @@
 #include "base/cpu_spread.h"
 #include "base/prefault.h"
 #include "base/shared_memory.h"
+#include "base/threads.h"
 #include "copy/board.h"
 #include "copy/copy_job.h"
 #include "copy/layout.h"
@@ -36,14 +36,11 @@ class CopyEngine {
   public:
     // Maps the arena; the descriptor stays the caller's, here and below.
     CopyEngine(int arena_fd, uint64_t arena_bytes, int threads);
-    // Cancels jobs that have not begun, finishes the others, joins, unmaps. To get the last completions call close()
-    // before.
-    ~CopyEngine();
+    ~CopyEngine() { close(); }
 
     std::string backend() const;
     int eventfd() const { return completions_.eventfd(); }
 
-    // The board must be sealed against shrinking: words are changed without the guard against SIGBUS.
     void map_board(uint64_t session, int fd, uint32_t words);
     // bad_argument while a cache of the session is mapped.
     void drop_board(uint64_t session);
@@ -72,6 +69,8 @@ class CopyEngine {
         Prefault prefault;
     };
 
+    Lock lock_open();
+    void stop();
     void work(size_t self);
     JobPointer next_job();
     void begin(size_t self, const JobPointer& job, Lock& lock);
@@ -89,14 +88,14 @@ class CopyEngine {
 
     const int threads_;
     Mapping arena_;
-    CompletionQueue completions_;
+    CompletionQueue<Completion> completions_;
     Spread spread_;
 
     std::mutex mutex_;  // guards everything below
     std::condition_variable work_ready_;
     std::condition_variable chore_ready_;
     bool closing_ = false;
-    std::unordered_map<uint64_t, std::shared_ptr<Board>> boards_;
+    Boards boards_;
     std::unordered_map<uint64_t, std::shared_ptr<MappedCache>> caches_;
     std::unordered_map<uint64_t, JobPointer> jobs_;  // submitted and not ended
     std::list<JobPointer> retrieves_;                // with work left to begin or to hand out
@@ -104,8 +103,8 @@ class CopyEngine {
     std::list<PrefaultOf> prefaults_;
     std::deque<uint64_t> idle_leavers_;  // caches to unmap now
 
-    std::vector<std::thread> workers_;
-    std::thread housekeeper_;
+    Threads workers_;
+    Threads housekeeper_;
 };
 
 }  // namespace kv

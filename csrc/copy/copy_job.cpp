@@ -100,11 +100,6 @@ std::string CopyJob::copy(Piece piece) const {
     return "fault: a bus error outside of all buffers";
 }
 
-bool CopyJob::abandoned() const {
-    const Word now = board_->read(order_.word);
-    return now.generation != order_.generation || now.state != WordState::SUBMITTED;
-}
-
 void CopyJob::piece_ended(Piece piece, std::string failure) {
     --running_;
     KV_ASSERT(running_ >= 0);
@@ -116,30 +111,23 @@ void CopyJob::piece_ended(Piece piece, std::string failure) {
         code_ = failure.substr(0, colon);
         message_ = failure.substr(colon + 2);
     }
-    if (status_ == Status::FAILED || abandoned()) stopped_ = true;
+    const bool abandoned = !board_->is(order_.word, order_.generation, WordState::SUBMITTED);
+    if (status_ == Status::FAILED || abandoned) stopped_ = true;
 }
 
 Completion CopyJob::end() {
     uint64_t copy_ns = 0;
     if (stage_ == Stage::COPYING) {
         KV_ASSERT(finished());
-        using std::chrono::nanoseconds;
-        const auto elapsed = std::chrono::duration_cast<nanoseconds>(std::chrono::steady_clock::now() - begun_);
-        copy_ns = static_cast<uint64_t>(elapsed.count());
+        copy_ns = static_cast<uint64_t>((std::chrono::steady_clock::now() - begun_) / std::chrono::nanoseconds(1));
     }
-    if (status_ == Status::DONE) {
-        KV_ASSERT(stopped_ || copied_ == plan_->bytes());
-        const bool done =
-            !stopped_ && board_->swap(order_.word, order_.generation, WordState::SUBMITTED, WordState::DONE);
-        if (!done) {
-            status_ = Status::ABANDONED;
-            // Stopped by us. The swap fails if the client has abandoned the word.
-            board_->swap(order_.word, order_.generation, WordState::SUBMITTED, WordState::FAILED);
-        }
-    } else if (status_ != Status::ABANDONED) {
-        // The swap fails if the client has abandoned the word meanwhile.
-        board_->swap(order_.word, order_.generation, WordState::SUBMITTED, WordState::FAILED);
-    }
+    const auto end_word = [this](WordState end) {
+        return board_->swap(order_.word, order_.generation, WordState::SUBMITTED, end);
+    };
+    const bool begun = status_ != Status::ABANDONED;  // otherwise the word was never ours
+    KV_ASSERT(status_ != Status::DONE || stopped_ || copied_ == plan_->bytes());
+    if (status_ == Status::DONE && (stopped_ || !end_word(WordState::DONE))) status_ = Status::ABANDONED;
+    if (begun && status_ != Status::DONE) end_word(WordState::FAILED);  // fails if the client has abandoned the word
     return {order_.job, status_, copied_, copy_ns, std::move(code_), std::move(message_)};
 }
 

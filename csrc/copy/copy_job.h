@@ -79,8 +79,6 @@ class CopyJob {
     Completion cancelled();
 
   private:
-    bool abandoned() const;
-
     const JobOrder order_;
     const std::shared_ptr<MappedCache> cache_;
     const std::shared_ptr<Board> board_;

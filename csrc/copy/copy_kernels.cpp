@@ -2,16 +2,15 @@
 
 #include <algorithm>
 #include <atomic>
-#include <barrier>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
-#include <thread>
 #include <vector>
 
 #include "base/check.h"
 #include "base/prefault.h"
 #include "base/shared_memory.h"
+#include "base/threads.h"
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -130,7 +129,7 @@ void run_copies(std::span<const Copy> copies, Through through) {
 std::string copy_variant() { return PAST_CACHE_NAME; }
 
 double copy_seconds(int source_fd, int target_fd, size_t bytes, int threads, Through through) {
-    if (threads < 1 || threads > 1024) bad_argument(format("threads=%d must be in [1, 1024]", threads));
+    check_range("threads", threads, 1, 1024);
     for (const int fd : {source_fd, target_fd}) {
         if (file_bytes(fd) < bytes) bad_argument(format("descriptor %d holds less than %zu bytes", fd, bytes));
     }
@@ -145,21 +144,24 @@ double copy_seconds(int source_fd, int target_fd, size_t bytes, int threads, Thr
         Clock::time_point end;
     };
     std::vector<Span> spans(static_cast<size_t>(threads));
-    std::barrier start(threads);
+    std::atomic<bool> begun = false;
     const size_t share = (bytes / spans.size() + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
-    std::vector<std::thread> workers;
+    Threads workers([&] {
+        begun = true;
+        begun.notify_all();
+    });
     for (size_t i = 0; i < spans.size(); ++i) {
-        workers.emplace_back([&, i] {
+        workers.start(format("kv-rate-%zu", i), [&, i] {
             const size_t begin = std::min(share * i, bytes);
             const size_t end = std::min(begin + share, bytes);
             const Copy copy{source.data() + begin, target.data() + begin, end - begin};
-            start.arrive_and_wait();
+            begun.wait(false);
             spans[i].begin = Clock::now();
             run_copies({&copy, 1}, through);
             spans[i].end = Clock::now();
         });
     }
-    for (std::thread& worker : workers) worker.join();
+    workers.join();  // which has them begin
     const auto first = std::min_element(spans.begin(), spans.end(), [](auto& a, auto& b) { return a.begin < b.begin; });
     const auto last = std::max_element(spans.begin(), spans.end(), [](auto& a, auto& b) { return a.end < b.end; });
     return std::chrono::duration<double>(last->end - first->begin).count();

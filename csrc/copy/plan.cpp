@@ -98,7 +98,7 @@ Plan::Plan(const Layout& layout, const std::vector<CopyGroup>& copy_groups, uint
 
 void Plan::add_places(const CopyGroup& copy, const Group& group, uint64_t arena_bytes) {
     const uint64_t per_chunk = group.blocks_per_chunk;
-    const uint64_t lead = copy.first_block % per_chunk;  // blocks of the first chunk that come before ours
+    const uint64_t lead = copy.first_block % per_chunk;
     const uint64_t blocks = copy.block_ids.size();
     const uint64_t chunks = blocks == 0 ? 0 : (lead + blocks + per_chunk - 1) / per_chunk;
     if (copy.slots.size() != chunks) {
@@ -106,17 +106,14 @@ void Plan::add_places(const CopyGroup& copy, const Group& group, uint64_t arena_
                       format("%zu slots came for blocks that touch %" PRIu64 " chunks", copy.slots.size(), chunks));
     }
     places_.reserve(places_.size() + blocks);
-    for (uint64_t chunk = 0; chunk < chunks; ++chunk) {
+    visit_chunks(copy, per_chunk, [&](uint64_t chunk, uint64_t begin, uint64_t end) {
         const int64_t slot = copy.slots[chunk];
-        if (slot == SKIP) continue;
         check_slot(slot, group.shard_bytes, arena_bytes);
-        const uint64_t begin = std::max(chunk * per_chunk, lead);
-        const uint64_t end = std::min((chunk + 1) * per_chunk, lead + blocks);
         for (uint64_t block = begin; block < end; ++block) {
-            places_.push_back({static_cast<uint64_t>(slot), static_cast<uint32_t>(block - chunk * per_chunk),
-                               copy.block_ids[block - lead]});
+            const auto in_chunk = static_cast<uint32_t>(lead + block - chunk * per_chunk);
+            places_.push_back({static_cast<uint64_t>(slot), in_chunk, copy.block_ids[block]});
         }
-    }
+    });
 }
 
 // Sorts places_[first_place...]. By radix when there are many: all workers wait for this, and std::sort would take 0.5

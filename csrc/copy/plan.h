@@ -13,6 +13,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -32,6 +33,18 @@ struct CopyGroup {
 };
 
 constexpr int64_t SKIP = -1;
+
+// Calls visit(chunk, begin, end) for each chunk with a slot: blocks [begin, end) of the copy belong to it, and the
+// first of them is block (first_block + begin) % blocks_per_chunk of the chunk.
+template <typename Visit>
+void visit_chunks(const CopyGroup& copy, uint64_t blocks_per_chunk, Visit visit) {
+    const uint64_t lead = copy.first_block % blocks_per_chunk;  // blocks of the first chunk that come before ours
+    for (uint64_t chunk = 0; chunk < copy.slots.size(); ++chunk) {
+        if (copy.slots[chunk] == SKIP) continue;
+        const uint64_t begin = std::max(chunk * blocks_per_chunk, lead) - lead;
+        visit(chunk, begin, std::min((chunk + 1) * blocks_per_chunk - lead, copy.block_ids.size()));
+    }
+}
 
 struct PageCopy {
     uint64_t buffer;

@@ -11,13 +11,14 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/shared_memory.h"
-#include "disk/hashers.h"
 #include "disk/item.h"
 #include "disk/lane.h"
 #include "disk/store.h"
@@ -40,7 +41,7 @@ class Engine {
   public:
     // Maps the arena; the descriptor stays the caller's. recover() was called on every store that was not created.
     Engine(int arena_fd, const EngineOptions& options, std::vector<std::shared_ptr<Store>> stores);
-    ~Engine();
+    ~Engine() { close(); }
 
     const std::string& backend() const { return backend_; }
     int eventfd() const { return ends_.eventfd(); }
@@ -56,17 +57,16 @@ class Engine {
     void close();
 
   private:
-    Store& checked_store(const DiskRecord& record) const;
-    void check(Kind kind, const DiskRecord& record) const;
+    // The item's lane and its place there. bad_argument.
+    std::pair<Lane&, Place> check(Kind kind, const DiskRecord& record);
 
     const uint64_t registered_piece_bytes_;
     Mapping arena_;
     Ends ends_;
     std::string backend_;
-    uint64_t arena_told_ = 0;                     // bytes
-    std::vector<std::shared_ptr<Store>> stores_;  // by device number; null if there is none
-    std::optional<Hashers> hashers_;
-    std::vector<std::unique_ptr<Lane>> lanes_;  // like stores_
+    uint64_t arena_told_ = 0;  // bytes
+    std::optional<Crew> hashers_;
+    std::map<uint32_t, Lane> lanes_;  // by device number
     bool closed_ = false;
 };
 

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "base/check.h"
-#include "base/xxh3.h"
+#include "base/checksum.h"
 
 namespace kv::disk {
 namespace {
@@ -40,14 +40,14 @@ struct RecordBytes {
     uint64_t epoch;
     uint64_t segment;
     uint64_t position;
-    std::byte namespace_digest[32];
-    std::byte key[32];
-    std::byte parent[32];
+    Digest namespace_digest;
+    Digest key;
+    Digest parent;
     uint16_t group;
     uint16_t shard;
     uint32_t payload_bytes;
     uint32_t tenant;
-    uint32_t extent_units;
+    uint32_t slot_units;  // size of the extent
     uint64_t generation;
     uint64_t payload_hash;
     uint32_t stored_s;
@@ -81,16 +81,14 @@ Bytes contents(const Room& room) {
 }  // namespace
 
 Place Geometry::place_of(int64_t extent, uint64_t extent_bytes) const {
+    if (extent_bytes == 0) bad_argument(format("extent=%" PRId64 " of 0 bytes is no extent", extent));
     const auto name = static_cast<uint64_t>(extent);  // negative ones become too large
-    const Place place{name / segment_bytes, extent_bytes == 0 ? 0 : name % segment_bytes / extent_bytes};
-    if (extent_bytes == 0 || place.segment >= segments || name % segment_bytes % extent_bytes != 0 ||
-        place.position >= extents_per_segment(extent_bytes)) {
-        bad_argument(format("extent=%" PRId64 " of %" PRIu64 " bytes must be one of %" PRIu64 " in each of %" PRIu64
-                            " segments of %" PRIu64 " bytes",
-                            extent, extent_bytes, extent_bytes == 0 ? 0 : extents_per_segment(extent_bytes), segments,
-                            segment_bytes));
-    }
-    return place;
+    const Place place{name / segment_bytes, name % segment_bytes / extent_bytes};
+    const uint64_t count = extents_per_segment(extent_bytes);
+    if (place.segment < segments && name % segment_bytes % extent_bytes == 0 && place.position < count) return place;
+    bad_argument(format("extent=%" PRId64 " of %" PRIu64 " bytes must be one of %" PRIu64 " in each of %" PRIu64
+                        " segments of %" PRIu64 " bytes",
+                        extent, extent_bytes, count, segments, segment_bytes));
 }
 
 Block encode(const Superblock& superblock) {
@@ -129,22 +127,13 @@ Found decode(const Entry& entry, const StoreId& store, uint64_t segment, Segment
 }
 
 Entry encode(const StoreId& store, uint64_t epoch, Place place, const Sealed& sealed) {
-    const LedgerRecord& shard = sealed.record.shard;
     RecordBytes content{};
     content.magic = RECORD_MAGIC;
     content.store = store;
     content.epoch = epoch;
     content.segment = place.segment;
     content.position = place.position;
-    std::memcpy(content.namespace_digest, shard.namespace_digest, sizeof content.namespace_digest);
-    std::memcpy(content.key, shard.key, sizeof content.key);
-    std::memcpy(content.parent, shard.parent, sizeof content.parent);
-    content.group = shard.group;
-    content.shard = shard.shard;
-    content.payload_bytes = shard.payload_bytes;
-    content.tenant = shard.tenant;
-    content.extent_units = shard.slot_units;
-    content.generation = shard.generation;
+    copy_shard(sealed.record.shard, content);
     content.payload_hash = sealed.payload_hash;
     content.stored_s = sealed.record.stored_s;
     return seal<Entry>(content);
@@ -157,38 +146,25 @@ Found decode(const Entry& entry, const StoreId& store, const SegmentLabel& label
     if (content.store != store) return Found::EARLIER;
     if (Place{content.segment, content.position} != place) return Found::DAMAGED;
     if (content.epoch != label.epoch) return Found::EARLIER;
-    if (uint64_t{content.extent_units} * BLOCK_BYTES != label.extent_bytes ||
+    if (uint64_t{content.slot_units} * BLOCK_BYTES != label.extent_bytes ||
         content.payload_bytes > label.extent_bytes || content.generation == 0) {
         return Found::DAMAGED;
     }
     sealed = {};
-    LedgerRecord& shard = sealed.record.shard;
-    shard.arena_offset = -1;
-    std::memcpy(shard.namespace_digest, content.namespace_digest, sizeof shard.namespace_digest);
-    std::memcpy(shard.key, content.key, sizeof shard.key);
-    std::memcpy(shard.parent, content.parent, sizeof shard.parent);
-    shard.group = content.group;
-    shard.shard = content.shard;
-    shard.payload_bytes = content.payload_bytes;
-    shard.tenant = content.tenant;
-    shard.slot_units = content.extent_units;
-    shard.generation = content.generation;
+    sealed.record.shard.arena_offset = -1;
+    copy_shard(content, sealed.record.shard);
     sealed.record.stored_s = content.stored_s;
     sealed.payload_hash = content.payload_hash;
     return Found::RECORD;
 }
 
 uint64_t identity_of(const LedgerRecord& shard) {
-    struct {
-        std::byte namespace_digest[32];
-        std::byte key[32];
+    const struct {
+        Digest namespace_digest;
+        Digest key;
         uint64_t group;
         uint64_t shard;
-    } name{};
-    std::memcpy(name.namespace_digest, shard.namespace_digest, sizeof name.namespace_digest);
-    std::memcpy(name.key, shard.key, sizeof name.key);
-    name.group = shard.group;
-    name.shard = shard.shard;
+    } name{shard.namespace_digest, shard.key, shard.group, shard.shard};
     return xxh3({reinterpret_cast<const std::byte*>(&name), sizeof name});
 }
 

@@ -4,13 +4,11 @@
 
 #include <cerrno>
 #include <condition_variable>
-#include <deque>
 #include <mutex>
-#include <thread>
 #include <utility>
 
 #include "base/check.h"
-#include "base/named_thread.h"
+#include "base/threads.h"
 #include "disk/io.h"
 
 namespace kv::disk {
@@ -18,26 +16,17 @@ namespace {
 
 class ThreadsIo : public Io {
   public:
-    ThreadsIo(Files files, unsigned threads) : files_(files) {
-        for (unsigned i = 0; i < threads; ++i)
-            threads_.push_back(start_thread(format("kv-io-%u", i), [this] { work(); }));
-    }
-
-    ~ThreadsIo() override {
-        {
-            const std::lock_guard lock(mutex_);
-            closing_ = true;
-        }
-        work_ready_.notify_all();
-        for (std::thread& thread : threads_) thread.join();
-    }
+    ThreadsIo(Files files, unsigned threads)
+        : files_(files), name_(format("%u threads", threads)), crew_("kv-io", threads) {}
 
     void submit(Request& request) override {
-        {
+        Crew::Task task = [this, &request] {
+            carry_out(request);
             const std::lock_guard lock(mutex_);
-            waiting_.push_back(&request);
-        }
-        work_ready_.notify_one();
+            ended_.push_back(&request);
+            something_ended_.notify_one();
+        };
+        crew_.add({&task, 1});
     }
 
     void collect(std::vector<Request*>& ended) override {
@@ -56,24 +45,9 @@ class ThreadsIo : public Io {
         something_ended_.notify_one();
     }
 
-    std::string name() const override { return format("%zu threads", threads_.size()); }
+    std::string name() const override { return name_; }
 
   private:
-    void work() {
-        std::unique_lock lock(mutex_);
-        for (;;) {
-            work_ready_.wait(lock, [this] { return closing_ || !waiting_.empty(); });
-            if (waiting_.empty()) return;
-            Request& request = *waiting_.front();
-            waiting_.pop_front();
-            lock.unlock();
-            carry_out(request);
-            lock.lock();
-            ended_.push_back(&request);
-            something_ended_.notify_one();
-        }
-    }
-
     void carry_out(Request& request) const {
         const int fd = files_.of(request.file);
         const auto offset = static_cast<off_t>(request.offset);
@@ -86,14 +60,12 @@ class ThreadsIo : public Io {
     }
 
     const Files files_;
+    const std::string name_;
     std::mutex mutex_;  // guards everything below
-    std::condition_variable work_ready_;
     std::condition_variable something_ended_;
-    std::deque<Request*> waiting_;
     std::vector<Request*> ended_;
     bool woken_ = false;
-    bool closing_ = false;
-    std::vector<std::thread> threads_;
+    Crew crew_;
 };
 
 }  // namespace

@@ -1,6 +1,5 @@
 #include "disk/item.h"
 
-#include <algorithm>
 #include <cinttypes>
 
 #include "base/check.h"
@@ -16,22 +15,12 @@ void Ends::expect(uint64_t job, size_t items) {
 void Ends::push(const Completion& completion) {
     {
         const std::lock_guard lock(mutex_);
-        completions_.push_back(completion);
         const auto job = left_.find(completion.job);
         KV_ASSERT(job != left_.end());
         if (--job->second == 0) left_.erase(job);
         --items_left_;
     }
-    signal_eventfd(event_.get());
-}
-
-std::vector<Completion> Ends::take(size_t most) {
-    const std::lock_guard lock(mutex_);
-    const auto end = completions_.begin() + static_cast<std::ptrdiff_t>(std::min(most, completions_.size()));
-    std::vector<Completion> taken(completions_.begin(), end);
-    completions_.erase(completions_.begin(), end);
-    if (!completions_.empty()) signal_eventfd(event_.get());
-    return taken;
+    completions_.push(completion);
 }
 
 size_t Ends::items_left() const {

@@ -4,13 +4,12 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
 #include <vector>
 
-#include "base/shared_memory.h"
+#include "base/completion_queue.h"
 #include "disk/format.h"
 #include "disk/io.h"
 
@@ -73,23 +72,20 @@ struct Item : Request {
 
 using ItemPointer = std::unique_ptr<Item>;
 
-// The queue of completions, from the lanes to the one thread that reports them, and the number of items left in each
-// job.
+// The completions of the lanes' items, and the number of items left in each job.
 class Ends {
   public:
-    Ends() : event_(create_eventfd()) {}
-    int eventfd() const { return event_.get(); }
+    int eventfd() const { return completions_.eventfd(); }
 
     // bad_argument when a job of this number has items left.
     void expect(uint64_t job, size_t items);
     void push(const Completion& completion);
-    std::vector<Completion> take(size_t most);
+    std::vector<Completion> take(size_t most) { return completions_.take(most); }
     size_t items_left() const;
 
   private:
-    const Descriptor event_;
+    CompletionQueue<Completion> completions_;
     mutable std::mutex mutex_;
-    std::deque<Completion> completions_;
     std::unordered_map<uint64_t, size_t> left_;
     size_t items_left_ = 0;
 };

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "base/named_thread.h"
+#include "base/checksum.h"
 
 namespace kv::disk {
 namespace {
@@ -32,13 +32,11 @@ uint64_t draw_epoch() {
 
 }  // namespace
 
-Lane::Lane(std::shared_ptr<Store> store, std::unique_ptr<Io> io, unsigned depth, std::byte* arena, Hashers& hashers,
+Lane::Lane(std::shared_ptr<Store> store, std::unique_ptr<Io> io, unsigned depth, std::byte* arena, Crew& hashers,
            Ends& ends)
     : store_(std::move(store)), io_(std::move(io)), depth_(depth), arena_(arena), hashers_(hashers), ends_(ends) {
     thread_ = start_thread(format("kv-disk-%u", store_->device()), [this] { run(); });
 }
-
-Lane::~Lane() { close(); }
 
 // ------------------------------------------------------------------ any thread
 
@@ -216,7 +214,7 @@ void Lane::form(Item& item) {
     item.epoch = draw_epoch();
     item.step = Item::Step::FORMING;
     const SegmentLabel label{item.place.segment, item.record.extent_bytes(), item.epoch};
-    write_entry(item, store_->geometry().label_offset(item.place.segment), encode(store_->id(), label));
+    write_entry(item, geometry().label_offset(item.place.segment), encode(store_->id(), label));
 }
 
 void Lane::formed(Item& item) {
@@ -225,7 +223,7 @@ void Lane::formed(Item& item) {
     if (!succeeded(item)) return;
     segment.extent_bytes = item.record.extent_bytes();
     segment.epoch = item.epoch;
-    segment.extents.assign(store_->geometry().extents_per_segment(segment.extent_bytes), {});
+    segment.extents.assign(geometry().extents_per_segment(segment.extent_bytes), {});
     prepare_write(item);
 }
 
@@ -244,7 +242,7 @@ void Lane::prepare_write(Item& item) {
 
 void Lane::withdraw(Item& item) {
     item.step = Item::Step::WITHDRAWING;
-    write_entry(item, store_->geometry().header_offset(item.place), Entry{});
+    write_entry(item, geometry().header_offset(item.place), Entry{});
 }
 
 void Lane::withdrawn(Item& item) {
@@ -280,7 +278,7 @@ void Lane::begin_moves() {
 
 // Transfers the rest of the payload: a device may transfer less than it was asked to.
 void Lane::move(Item& item) {
-    const uint64_t offset = store_->geometry().payload_offset(item.place, item.record.extent_bytes());
+    const uint64_t offset = geometry().payload_offset(item.place, item.record.extent_bytes());
     static_cast<Request&>(item) = {item.kind == Kind::READ ? Direction::READ : Direction::WRITE, File::PAYLOADS,
                                    offset + item.moved, arena_ + item.record.shard.arena_offset + item.moved,
                                    static_cast<uint32_t>(item.record.payload_block_bytes() - item.moved)};
@@ -305,24 +303,24 @@ void Lane::moved(Item& item) {
 
 void Lane::hash(Item& item) {
     item.hash_state = Item::Hash::COMPUTING;
-    const std::span<const std::byte> payload(arena_ + item.record.shard.arena_offset, item.record.shard.payload_bytes);
-    const auto done = [this, &item](uint64_t hash) {
-        item.hash = hash;
+    to_hash_.push_back([this, &item] {
+        const LedgerRecord& shard = item.record.shard;
+        item.hash = xxh3({arena_ + shard.arena_offset, shard.payload_bytes});
         if (item.hash_state.exchange(Item::Hash::READY) != Item::Hash::AWAITED) return;  // the lane may end it now
         {
             const std::lock_guard lock(mutex_);
             inbox_.hashed.push_back(&item);
         }
         io_->wake();
-    };
-    to_hash_.push_back({payload, done});
+    });
 }
 
 // Starts requests of the device before it wakes the hashers, which takes as long as a small request.
 void Lane::start_hashing() {
     if (to_hash_.empty()) return;
     io_->start();
-    hashers_.hash(to_hash_);
+    hashers_.add(to_hash_);
+    to_hash_.clear();
 }
 
 // Whether no hasher uses the item any more. If false, hashed() is called later. To be called once per item.
@@ -350,7 +348,7 @@ void Lane::seal(Item& item) {
     const Sealed sealed{item.record, item.hash};
     extent_of(item).header_found = true;  // even if the write fails
     const Entry header = encode(store_->id(), segment_of(item).epoch, item.place, sealed);
-    write_entry(item, store_->geometry().header_offset(item.place), header);
+    write_entry(item, geometry().header_offset(item.place), header);
 }
 
 void Lane::sealed(Item& item) {

@@ -15,8 +15,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "base/shared_memory.h"
-#include "disk/hashers.h"
+#include "base/threads.h"
 #include "disk/item.h"
 #include "disk/store.h"
 
@@ -25,12 +24,13 @@ namespace kv::disk {
 class Lane {
   public:
     // depth: payloads under way. The io takes requests_max(depth) requests. hashers and ends must outlive the lane.
-    Lane(std::shared_ptr<Store> store, std::unique_ptr<Io> io, unsigned depth, std::byte* arena, Hashers& hashers,
+    Lane(std::shared_ptr<Store> store, std::unique_ptr<Io> io, unsigned depth, std::byte* arena, Crew& hashers,
          Ends& ends);
-    ~Lane();
+    ~Lane() { close(); }
 
     static unsigned requests_max(unsigned depth) { return ACTIVE_PER_DEPTH * depth; }
 
+    const Geometry& geometry() const { return store_->geometry(); }
     void submit(std::vector<ItemPointer> items);
     void cancel(uint64_t job);
     void register_memory(uint64_t begin, uint64_t end);
@@ -89,7 +89,7 @@ class Lane {
     const std::unique_ptr<Io> io_;
     const unsigned depth_;
     std::byte* const arena_;
-    Hashers& hashers_;
+    Crew& hashers_;
     Ends& ends_;
     std::atomic<uint64_t> registered_bytes_ = 0;
 
@@ -106,7 +106,7 @@ class Lane {
     unsigned moving_ = 0;
     unsigned reads_in_a_row_ = 0;  // reads begun at the device since the last write
     std::vector<Item*> entries_waiting_;
-    std::vector<Hashers::Task> to_hash_;
+    std::vector<Crew::Task> to_hash_;
     std::deque<std::pair<uint64_t, uint64_t>> memory_;
 
     std::thread thread_;

@@ -2,13 +2,11 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <functional>
-#include <map>
 #include <utility>
 
 #include "base/check.h"
-#include "base/xxh3.h"
+#include "base/checksum.h"
 
 namespace kv::disk {
 namespace {
@@ -22,14 +20,14 @@ using Name = std::array<std::byte, NAME_BYTES>;
 
 Name name_of_parent(const LedgerRecord& shard) {
     Name name;
-    std::memcpy(name.data(), shard.namespace_digest, sizeof shard.namespace_digest);
-    std::memcpy(name.data() + sizeof shard.namespace_digest, shard.parent, sizeof shard.parent);
+    std::ranges::copy(shard.namespace_digest, name.begin());
+    std::ranges::copy(shard.parent, name.begin() + sizeof shard.namespace_digest);
     return name;
 }
 
 }  // namespace
 
-Telling::Telling(std::vector<DiskRecord> records, size_t chunk_most)
+RecoveryOrder::RecoveryOrder(std::vector<DiskRecord> records, size_t chunk_most)
     : records_(std::move(records)), chunk_most_(chunk_most) {
     if (records_.size() >= NONE) bad_argument("more records than can be told");
     if (chunk_most == 0) bad_argument("chunk_most=0 must be 1 at least");
@@ -39,12 +37,12 @@ Telling::Telling(std::vector<DiskRecord> records, size_t chunk_most)
     name_namespaces();
 }
 
-std::span<const std::byte> Telling::name_of(uint32_t record) const {
+std::span<const std::byte> RecoveryOrder::name_of(uint32_t record) const {
     const auto* shard = reinterpret_cast<const std::byte*>(&records_[record].shard);
     return {shard + offsetof(LedgerRecord, namespace_digest), NAME_BYTES};
 }
 
-uint32_t& Telling::place_of(std::span<const std::byte> name) {
+uint32_t& RecoveryOrder::place_of(std::span<const std::byte> name) {
     const uint64_t mask = table_.size() - 1;
     for (uint64_t at = xxh3(name) & mask;; at = (at + 1) & mask) {
         uint32_t& chunk = table_[at];
@@ -52,7 +50,7 @@ uint32_t& Telling::place_of(std::span<const std::byte> name) {
     }
 }
 
-void Telling::gather_chunks() {
+void RecoveryOrder::gather_chunks() {
     const auto count = static_cast<uint32_t>(records_.size());
     table_.assign(std::bit_ceil(uint64_t{count} * 2 + 1), NONE);
     same_chunk_.assign(count, NONE);
@@ -68,7 +66,7 @@ void Telling::gather_chunks() {
 }
 
 // The heads of chains become siblings of each other.
-void Telling::link_children() {
+void RecoveryOrder::link_children() {
     uint32_t head = NONE;
     for (uint32_t chunk = 0; chunk < chunks_.size(); ++chunk) {
         const uint32_t parent = place_of(name_of_parent(records_[chunks_[chunk].record].shard));
@@ -78,22 +76,18 @@ void Telling::link_children() {
     if (head != NONE) pending_.push_back(head);
 }
 
-void Telling::name_namespaces() {
-    std::map<std::array<std::byte, 32>, uint64_t> newest;
-    std::array<std::byte, 32> digest{};
-    uint64_t* generation = nullptr;
-    for (const DiskRecord& record : records_) {
-        if (generation == nullptr || std::memcmp(digest.data(), record.shard.namespace_digest, digest.size()) != 0) {
-            std::memcpy(digest.data(), record.shard.namespace_digest, digest.size());
-            generation = &newest[digest];
+void RecoveryOrder::name_namespaces() {
+    auto newest = namespaces_.end();  // most records are of the same namespace as the one before
+    for (const auto& [shard, extent, device, stored_s] : records_) {
+        if (newest == namespaces_.end() || newest->first != shard.namespace_digest) {
+            newest = namespaces_.try_emplace(shard.namespace_digest, 0).first;
         }
-        *generation = std::max(*generation, record.shard.generation);
+        newest->second = std::max(newest->second, shard.generation);
     }
-    for (const auto& [name, last] : newest) namespaces_.push_back({name, last});
 }
 
 // The next chunk; NONE at the end.
-uint32_t Telling::take_next() {
+uint32_t RecoveryOrder::take_next() {
     for (;;) {
         if (pending_.empty()) {  // the remaining chunks are in circles
             while (untold_from_ < chunks_.size() && chunks_[untold_from_].told) ++untold_from_;
@@ -109,14 +103,14 @@ uint32_t Telling::take_next() {
     }
 }
 
-void Telling::hold(uint32_t chunk) {
+void RecoveryOrder::hold(uint32_t chunk) {
     for (uint32_t record = chunks_[chunk].record; record != NONE; record = same_chunk_[record]) held_.push_back(record);
     std::ranges::stable_sort(held_, std::ranges::greater{},
                              [this](uint32_t record) { return records_[record].shard.generation; });
     if (held_.size() > chunk_most_) held_.resize(chunk_most_);
 }
 
-std::vector<DiskRecord> Telling::next(size_t most) {
+std::vector<DiskRecord> RecoveryOrder::next(size_t most) {
     std::vector<DiskRecord> told;
     for (;;) {
         if (held_.empty()) {

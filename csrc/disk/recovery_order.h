@@ -8,8 +8,8 @@
 
 #pragma once
 
-#include <array>
 #include <cstdint>
+#include <map>
 #include <span>
 #include <vector>
 
@@ -17,19 +17,14 @@
 
 namespace kv::disk {
 
-class Telling {
+class RecoveryOrder {
   public:
-    struct Namespace {
-        std::array<std::byte, 32> digest;
-        uint64_t newest;  // generation of its records
-    };
-
     // A chunk has at most its `chunk_most` newest records. Takes about 24 bytes per record in addition to the records.
     // bad_argument for 2^32 - 1 records or more.
-    Telling(std::vector<DiskRecord> records, size_t chunk_most);
+    RecoveryOrder(std::vector<DiskRecord> records, size_t chunk_most);
 
-    // Ascending by digest.
-    const std::vector<Namespace>& namespaces() const { return namespaces_; }
+    // Namespaces that have records, each with the newest generation of its records.
+    const std::map<Digest, uint64_t>& namespaces() const { return namespaces_; }
     size_t records() const { return records_.size(); }
 
     // The records of the next whole chunks, `most` at most, but of one chunk at least. Empty at the end.
@@ -56,7 +51,7 @@ class Telling {
 
     const std::vector<DiskRecord> records_;
     const size_t chunk_most_;
-    std::vector<Namespace> namespaces_;
+    std::map<Digest, uint64_t> namespaces_;
     std::vector<uint32_t> same_chunk_;  // record -> the next record of its chunk
     std::vector<Chunk> chunks_;
     std::vector<uint32_t> table_;    // by hash of the name -> chunk

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "base/named_thread.h"
+#include "base/threads.h"
 
 namespace kv {
 

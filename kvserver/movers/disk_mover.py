@@ -28,8 +28,9 @@ from kvserver.movers import disk_notes, disk_retire
 from kvserver.movers.disk_hits import HitCounts
 from kvserver.movers.disk_notes import Known
 from kvserver.tiers.prefix_notes import prefix_from
+from kvserver.tiers.records import unpack_disk
 from kvserver.transfer.disk import Unusable, completions, open_store
-from kvserver.transfer.native import DiskEngine, DiskStore, DiskTelling
+from kvserver.transfer.native import DiskEngine, DiskStore, RecoveryOrder
 from kvserver.wire.orders import (
     DISK_ITEMS_MAX,
     ORDER_BYTES_MAX,
@@ -118,7 +119,7 @@ class DiskMover:
         self._errors = 0
         self._found: list[bytes] = []
         """The records of each device. Released at the first write: that brain knows them, and will not ask."""
-        self._telling: DiskTelling | None = None
+        self._telling: RecoveryOrder | None = None
         """The records that are not reported to the brain yet; None when none are left."""
         self._known: dict[bytes, Known] = {}
         """The combined notes at the start; empty after the brain has asked for them."""
@@ -247,11 +248,12 @@ class DiskMover:
     def _submit(self, job: int, kind: Literal["write", "read"], records: bytes) -> None:
         """Submits a job to the engine. All its records are for one device."""
         count = len(records) // DiskStore.RECORD_BYTES
-        number = int.from_bytes(records[136:140], "little")
-        if self._engine is None or self._devices[number].store is None:
-            self._report(Moved(job, [ItemFault(item, "io") for item in range(count)], 0))
+        first = next(unpack_disk(records))
+        device = self._devices[first.device]
+        if self._engine is None or device.store is None:
+            self._report(Moved(job, [ItemFault(item, "io") for item in range(count)], io_ns=0))
             return
-        self._jobs[job] = Job(count, (self._devices[number], records[8:40]) if kind == "read" else None)
+        self._jobs[job] = Job(count, (device, first.namespace) if kind == "read" else None)
         self._engine.submit(job, kind, records)
 
     def _note(self, namespace: bytes, document: bytes, void: int) -> None:
@@ -378,7 +380,8 @@ class DiskMover:
     def _tell_device(self, number: int) -> None:
         device = self._devices[number]
         file_bytes = device.store.file_bytes if device.store is not None else 0
-        self._report(DeviceIs(number, file_bytes, device.problem or device.notes_problem, device.drain))
+        problem = device.problem or device.notes_problem
+        self._report(DeviceIs(device=number, bytes=file_bytes, problem=problem, drain=device.drain))
 
     def _load_notes(self) -> tuple[dict[int, dict[bytes, Known]], int]:
         """Number of the device -> its notes, and how many notes cannot be read on all devices."""
@@ -409,9 +412,9 @@ class DiskMover:
                 disk_notes.erase(self._aside)
 
     def _recover(self) -> None:
-        telling = self._telling = DiskTelling(self._found, chunk_most=DISK_ITEMS_MAX)
+        telling = self._telling = RecoveryOrder(self._found, chunk_most=DISK_ITEMS_MAX)
         self._found = []
-        newest = dict(telling.namespaces)
+        newest = telling.namespaces
         if unnoted := len(newest.keys() - self._known.keys()):
             why = "they have no notes: forgotten, or lost"
             logs.event(logging.INFO, "disk namespaces left out", ("namespaces", unnoted), ("why", why))
@@ -419,10 +422,11 @@ class DiskMover:
         known.pop(disk_notes.FORGOTTEN, None)
         self._known = {}
         for namespace, (document, void) in sorted(known.items(), key=lambda item: newest.get(item[0], item[1].void)):
-            self._report(FoundNote(namespace, document, void, newest.get(namespace, 0)))
+            found = FoundNote(namespace=namespace, document=document, void=void, newest=newest.get(namespace, 0))
+            self._report(found)
         stores = [device.store for device in self._devices if device.store is not None]
         damaged = sum(store.damaged + store.unreadable for store in stores) + self._damaged_notes
-        self._report(Listed(telling.records, damaged))
+        self._report(Listed(records=telling.records, damaged=damaged))
 
     def _tell_records(self) -> None:
         records = self._telling.next(RECORDS_A_REPORT) if self._telling is not None else b""
@@ -447,7 +451,7 @@ class DiskMover:
                     self._tell_error(done.fault, done.errno)
                 if not job.left:
                     del self._jobs[done.job]
-                    self._report(Moved(done.job, job.faults, job.io_ns))
+                    self._report(Moved(done.job, job.faults, io_ns=job.io_ns))
                     if job.hit is not None and not job.faults:
                         device, namespace = job.hit
                         if device.hits is not None:

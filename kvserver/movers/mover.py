@@ -22,9 +22,9 @@ from kvserver.errors import DeviceError
 from kvserver.ipc.fd_sockets import Receiver, close_all, send
 from kvserver.ipc.inheritance import Inheritance, die_with_parent
 from kvserver.transfer.device import open_device
-from kvserver.transfer.native import Completion, CopyEngine, DeviceEngine
+from kvserver.transfer.native import Completion, CopyEngine, DeviceEngine, completions, copy_groups, groups
 from kvserver.transfer.self_test import self_test
-from kvserver.wire.messages import BOARD_WORDS, GroupSpec
+from kvserver.wire.messages import BOARD_WORDS
 from kvserver.wire.orders import (
     ORDER_BYTES_MAX,
     ArenaReady,
@@ -115,9 +115,9 @@ class Mover(ABC):
             self._map_cache(order, descriptors)
         except ValueError as refusal:
             code, _, message = str(refusal).partition(": ")
-            self._report(MapFailed(order.cache, code, message))
+            self._report(MapFailed(cache=order.cache, code=code, message=message))
         except OSError as problem:
-            self._report(MapFailed(order.cache, "descriptor", f"cannot be mapped: {problem}"))
+            self._report(MapFailed(cache=order.cache, code="descriptor", message=f"cannot be mapped: {problem}"))
 
     @abstractmethod
     def _copy(self, order: Copy) -> None: ...
@@ -136,10 +136,10 @@ class Mover(ABC):
     def _complete(self) -> None:
         os.eventfd_read(self._engine.eventfd)
         while True:
-            completions = self._engine.completions(COMPLETIONS_PER_TURN)
-            for completion in completions:
-                self._report(_as_report(completion))
-            if len(completions) < COMPLETIONS_PER_TURN:
+            ends = completions(self._engine, COMPLETIONS_PER_TURN)
+            for end in ends:
+                self._report(_as_report(end))
+            if len(ends) < COMPLETIONS_PER_TURN:
                 return
 
     def _report(self, report: Report) -> None:
@@ -156,11 +156,11 @@ class HostMover(Mover):
         self._mapped: set[int] = set()
 
     def _copy(self, order: Copy) -> None:
-        self._engine.submit(order.job, order.kind, order.cache, order.word, order.generation, _copies(order))
+        self._engine.submit(order.job, order.kind, order.cache, order.word, order.generation, copy_groups(order))
 
     def _map_cache(self, order: MapCache, descriptors: list[int]) -> None:
         sizes = [buffer.bytes for buffer in order.buffers]
-        self._engine.map_cache(order.cache, order.session, descriptors, sizes, _groups(order))
+        self._engine.map_cache(order.cache, order.session, descriptors, sizes, groups(order))
         self._mapped.add(order.cache)
         self._report(Mapped(order.cache))
 
@@ -184,14 +184,14 @@ class DeviceMover(Mover):
         super().__init__(brain, engine, engine.facts)
 
     def _copy(self, order: Copy) -> None:
-        copies = _copies(order)
+        copies = copy_groups(order)
         self._engine.submit(order.job, order.kind, order.cache, order.word, order.generation, copies, order.mode)
 
     def _map_cache(self, order: MapCache, descriptors: list[int]) -> None:
         buffers = [(buffer.handle, buffer.bytes) for buffer in order.buffers]
         staging = [(brought.handle, brought.segment_bytes, descriptors[0]) for brought in order.staging]
         self._engine.map_cache(
-            order.cache, order.session, buffers, staging[0] if staging else None, order.ipc_mode, _groups(order)
+            order.cache, order.session, buffers, staging[0] if staging else None, order.ipc_mode, groups(order)
         )
 
     def _unmap_cache(self, cache: int) -> None:
@@ -201,35 +201,27 @@ class DeviceMover(Mover):
         self._engine.arena_ready(slabs)
 
 
-def _copies(order: Copy) -> list[tuple[int, int, bytes, bytes]]:
-    return [(group.group, group.first_block, group.block_ids, group.slots) for group in order.groups]
-
-
-def _groups(order: MapCache) -> list[tuple[int, int, list[tuple[int, int, int, int, int, int]]]]:
-    return [(order.chunk_tokens // group.block_tokens, group.blocks, _runs(group)) for group in order.groups]
-
-
-def _runs(group: GroupSpec) -> list[tuple[int, int, int, int, int, int]]:
-    return [
-        (run.buffer, run.offset, run.regions, run.region_stride, run.block_stride, run.page_bytes)
-        for run in group.regions
-    ]
-
-
-def _as_report(completion: Completion) -> Report:
+def _as_report(end: Completion) -> Report:
     """The report for a completion. Raises DeviceError when the device is broken."""
-    number, status, count, copy_ns, code, message, mode = completion
-    match status:
+    match end.status:
         case "mapped":
-            return Mapped(number)
+            return Mapped(end.subject)
         case "refused":
-            return MapFailed(number, code, message)
+            return MapFailed(cache=end.subject, code=end.code, message=end.message)
         case "unmapped":
-            return Unmapped(number)
+            return Unmapped(end.subject)
         case "broken":
-            raise DeviceError(code, message)
-        case _:
-            return Done(number, status, count, copy_ns, code, message, mode)
+            raise DeviceError(end.code, end.message)
+        case status:
+            return Done(
+                job=end.subject,
+                status=status,
+                bytes=end.bytes,
+                copy_ns=end.copy_ns,
+                code=end.code,
+                message=end.message,
+                mode=end.mode,
+            )
 
 
 def _open(inherited: Inheritance, brain: socket.socket) -> Mover:

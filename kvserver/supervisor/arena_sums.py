@@ -15,7 +15,7 @@ import msgspec
 
 from kvserver import logs
 from kvserver.ipc.inheritance import Inheritance, die_with_parent
-from kvserver.transfer.native import Ledger
+from kvserver.transfer.native import Ledger, Summed
 
 THREADS_MAX = 16
 """One thread per processor up to this, since nothing else of ours runs. More threads would wait for memory."""
@@ -31,13 +31,13 @@ def run(inherited: Inheritance) -> None:
     compare = inherited.sums == "compare"
     began = time.monotonic()
     work = ledger.compare_sums if compare else ledger.put_sums
-    slots, payload_bytes, damaged = work(inherited.arena, config.arena_bytes, threads())
+    summed = Summed._make(work(inherited.arena, config.arena_bytes, threads()))
     logs.event(
-        logging.WARNING if damaged else logging.INFO,
+        logging.WARNING if summed.damaged else logging.INFO,
         "kept memory compared" if compare else "memory summed",
-        ("slots", slots),
-        ("bytes", payload_bytes),
-        ("damaged", damaged),
+        ("slots", summed.slots),
+        ("bytes", summed.payload_bytes),
+        ("damaged", summed.damaged),
         ("took_s", f"{time.monotonic() - began:.2f}"),
     )
 

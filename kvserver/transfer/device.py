@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from kvserver.errors import DeviceError
-from kvserver.transfer.native import DeviceEngine, DriverAbsent, DriverError, probe_driver
+from kvserver.transfer.native import DeviceEngine, DriverAbsent, DriverError, Measured, probe_driver
 
 GATHER_SEGMENT_BYTES = 256 << 20
 """Bytes of a segment of the mover's own staging, for caches that bring none. There are four. Kernels of two processes
@@ -22,9 +22,6 @@ take turns on a GPU, so each turn should do much. Halved where the device has le
 
 NVRTC_WHEELS = ("nvidia/cu13/lib/libnvrtc.so.13", "nvidia/cuda_nvrtc/lib/libnvrtc.so.12")
 """Places of the compiler that comes with torch."""
-
-Measured = tuple[float, int, int, float, int, int]
-"""As _native.DeviceEngine.measured."""
 
 
 class Settings(Protocol):
@@ -79,7 +76,7 @@ def open_device(
     if problem_found:
         raise DeviceError("self-test", f"{engine.backend}: {problem_found}")
     if known is None:
-        _write(remembered, engine.measured)
+        _write(remembered, Measured._make(engine.measured))
     return engine
 
 
@@ -104,7 +101,7 @@ def _read(path: Path) -> Measured | None:
         measured: Measured = msgspec.json.decode(path.read_bytes(), type=Measured)
     except (OSError, msgspec.MsgspecError):
         return None
-    return measured
+    return measured if all(0 <= number < 1 << 64 for number in measured) else None
 
 
 def _write(path: Path, measured: Measured) -> None:

@@ -1,8 +1,13 @@
-"""The only door to the native data plane for the server: arena, ledger, copies. kvserver/_native.pyi is the manual."""
+"""The only door to the native data plane for the server: arena, ledger, copies. kvserver/_native.pyi is the manual.
+
+Bare tuples cross the door. Here they become named records, and named records are made of the brain's orders.
+"""
 
 from array import array
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+from msgspec.structs import astuple
 
 from kvserver._native import (
     ABANDONED,
@@ -19,20 +24,21 @@ from kvserver._native import (
     DeviceEngine,
     DiskEngine,
     DiskStore,
-    DiskTelling,
     DriverAbsent,
     DriverError,
     Ledger,
     Pattern,
+    RecoveryOrder,
     copy_seconds,
     create_memfd,
     cut_job,
     fill_pattern,
     free_huge_pages,
-    plan_copies,
     plan_pieces,
     probe_driver,
 )
+from kvserver.wire.messages import RegionRun
+from kvserver.wire.orders import Copy, MapCache
 
 __all__ = [
     "ABANDONED",
@@ -47,23 +53,30 @@ __all__ = [
     "Board",
     "Completion",
     "CopyEngine",
+    "CopyGroup",
     "DeviceEngine",
     "DiskEngine",
     "DiskStore",
-    "DiskTelling",
     "DriverAbsent",
     "DriverError",
+    "Group",
     "JobMode",
     "Ledger",
+    "Measured",
     "Pattern",
+    "RecoveryOrder",
+    "Run",
+    "Summed",
+    "completions",
+    "copy_groups",
     "copy_seconds",
     "create_memfd",
     "cut_job",
     "fill_pattern",
     "free_huge_pages",
+    "groups",
     "pack_block_ids",
     "pack_slots",
-    "plan_copies",
     "plan_pieces",
     "probe_driver",
 ]
@@ -72,8 +85,94 @@ JobMode = Literal["direct", "staged", "server-gather"]
 """How the bytes of a job went; "direct" on the host."""
 
 Status = Literal["done", "abandoned", "failed", "invalid", "unmapped", "mapped", "refused", "broken"]
-Completion = tuple[int, Status, int, int, str, str, JobMode]
-"""(job or cache, status, bytes, copy_ns, code, message, mode), as the engines' completions() return them."""
+
+
+class Run(NamedTuple):
+    """Equally spaced regions of one buffer, as wire.messages.RegionRun."""
+
+    buffer: int
+    offset: int
+    regions: int
+    region_stride: int
+    block_stride: int
+    page_bytes: int
+
+
+assert Run._fields == RegionRun.__struct_fields__
+
+
+class Group(NamedTuple):
+    """Layers of a cache that share block ids."""
+
+    blocks_per_chunk: int
+    blocks: int
+    runs: Sequence[Run]
+
+
+class CopyGroup(NamedTuple):
+    """One group of a job, as wire.orders.CopyGroup."""
+
+    group: int
+    first_block: int
+    block_ids: bytes
+    slots: bytes
+
+
+class Completion(NamedTuple):
+    """The end of a job or of a mapping, as a copy engine reports it."""
+
+    subject: int
+    """The job; for "unmapped", "mapped" and "refused" the cache; 0 for "broken"."""
+    status: Status
+    bytes: int
+    copy_ns: int
+    code: str
+    message: str
+    mode: JobMode
+
+
+class Measured(NamedTuple):
+    """The link of a GPU: its rates, and the lengths from which copies are made without packing. 2**64 - 1: never."""
+
+    store_gbps: float
+    store_staged_bytes: int
+    """For caches with staging."""
+    store_bare_bytes: int
+    """For caches without."""
+    retrieve_gbps: float
+    retrieve_staged_bytes: int
+    retrieve_bare_bytes: int
+
+
+class Summed(NamedTuple):
+    """What Ledger.put_sums() and compare_sums() did."""
+
+    slots: int
+    payload_bytes: int
+    damaged: int
+    """Slots that changed, or could not be read."""
+
+
+def completions(engine: CopyEngine | DeviceEngine, most: int) -> list[Completion]:
+    """The next completions, `most` at most."""
+    return [Completion._make(end) for end in engine.completions(most)]
+
+
+def groups(order: MapCache) -> list[Group]:
+    """The groups of a cache that is to be mapped."""
+    return [
+        Group(
+            blocks_per_chunk=order.chunk_tokens // group.block_tokens,
+            blocks=group.blocks,
+            runs=[Run._make(astuple(run)) for run in group.regions],
+        )
+        for group in order.groups
+    ]
+
+
+def copy_groups(order: Copy) -> list[CopyGroup]:
+    """The groups of a job."""
+    return [CopyGroup._make(astuple(group)) for group in order.groups]
 
 
 def pack_block_ids(block_ids: Iterable[int]) -> bytes:

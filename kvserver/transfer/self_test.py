@@ -4,7 +4,20 @@ import os
 import select
 
 from kvserver.errors import DeviceError
-from kvserver.transfer.native import DONE, SLOT_ALIGN, Board, CopyEngine, create_memfd, pack_block_ids, pack_slots
+from kvserver.transfer.native import (
+    DONE,
+    SLOT_ALIGN,
+    Board,
+    CopyEngine,
+    CopyGroup,
+    Group,
+    Run,
+    completions,
+    create_memfd,
+    pack_block_ids,
+    pack_slots,
+)
+from kvserver.wire.orders import JobKind
 
 BLOCKS, PAGE_BYTES, REGIONS = 7, 333, 3
 DEADLINE_MS = 10_000
@@ -19,11 +32,17 @@ def self_test() -> None:
         pattern = os.urandom(pool_bytes)
         os.pwrite(pool, pattern, 0)
         engine.map_board(1, words, 8)
-        run = (0, 0, REGIONS, BLOCKS * PAGE_BYTES, PAGE_BYTES, PAGE_BYTES)
-        engine.map_cache(1, 1, [pool], [pool_bytes], [(2, BLOCKS, [run])])
-        slots = pack_slots([SLOT_ALIGN, 3 * SLOT_ALIGN])
-        _run(engine, board, "store", [(0, 2, pack_block_ids([5, 0, 3, 6]), slots)])
-        _run(engine, board, "retrieve", [(0, 3, pack_block_ids([1, 2]), slots)])
+        run = Run(
+            buffer=0,
+            offset=0,
+            regions=REGIONS,
+            region_stride=BLOCKS * PAGE_BYTES,
+            block_stride=PAGE_BYTES,
+            page_bytes=PAGE_BYTES,
+        )
+        engine.map_cache(1, 1, [pool], [pool_bytes], [Group(blocks_per_chunk=2, blocks=BLOCKS, runs=[run])])
+        _run(engine, board, "store", first_block=2, block_ids=[5, 0, 3, 6])
+        _run(engine, board, "retrieve", first_block=3, block_ids=[1, 2])
         expected = bytearray(pattern)
         for region in range(REGIONS):
             for source, target in ((0, 1), (3, 2)):
@@ -39,18 +58,17 @@ def self_test() -> None:
             os.close(descriptor)
 
 
-def _run(engine: CopyEngine, board: Board, kind: str, groups: list[tuple[int, int, bytes, bytes]]) -> None:
+def _run(engine: CopyEngine, board: Board, kind: JobKind, *, first_block: int, block_ids: list[int]) -> None:
     word = 3
     generation = board.begin(word)
-    if kind == "store":
-        engine.submit(1, "store", 1, word, generation, groups)
-    else:
-        engine.submit(1, "retrieve", 1, word, generation, groups)
+    slots = pack_slots([SLOT_ALIGN, 3 * SLOT_ALIGN])
+    copy = CopyGroup(group=0, first_block=first_block, block_ids=pack_block_ids(block_ids), slots=slots)
+    engine.submit(1, kind, 1, word, generation, [copy])
     poll = select.poll()
     poll.register(engine.eventfd, select.POLLIN)
     if not poll.poll(DEADLINE_MS):
         raise DeviceError("self-test", f"{engine.backend}: a {kind} did not end within {DEADLINE_MS} ms")
     os.eventfd_read(engine.eventfd)
-    completions = engine.completions(2)
-    if [completion[1] for completion in completions] != ["done"] or board.state(word) != (generation, DONE):
-        raise DeviceError("self-test", f"{engine.backend}: a {kind} ended as {completions}")
+    ends = completions(engine, 2)
+    if [end.status for end in ends] != ["done"] or board.state(word) != (generation, DONE):
+        raise DeviceError("self-test", f"{engine.backend}: a {kind} ended as {ends}")

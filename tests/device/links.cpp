@@ -80,7 +80,7 @@ class Trial {
           random_(seed),
           file_(create_memfd("links", ARENA_BYTES, 0, true)),
           arena_(file_.get(), ARENA_BYTES, "the arena"),
-          out_{Way::TO_ARENA, pieces_of(random_), random_bytes(random_, HALF_BYTES), {}, "", {}},
+          out_{Way::TO_HOST, pieces_of(random_), random_bytes(random_, HALF_BYTES), {}, "", {}},
           in_{Way::TO_DEVICE, pieces_of(random_), random_bytes(random_, HALF_BYTES), {}, "", {}},
           device_(DeviceMemory::take(driver, 2 * HALF_BYTES).value()),
           staging_(driver, 2 * HALF_BYTES),
@@ -89,7 +89,7 @@ class Trial {
           link_(make_link(driver, path, arena_, {unit_bytes, buffer_bytes, BOUNCE_THREADS})) {
         std::memcpy(staging_.data(), out_.source.data(), HALF_BYTES);
         std::memcpy(arena_.data() + HALF_BYTES, in_.source.data(), HALF_BYTES);
-        driver_.copy_to_device(device_.address(), staging_.data(), HALF_BYTES, stream_.get());
+        driver_.copy(Way::TO_DEVICE, staging_.data(), device_.address(), HALF_BYTES, stream_.get());
         gate_.record(stream_);  // what tasks wait for: until then the device holds nothing
         link_->arena_ready(ARENA_BYTES);
         while (link_->prepare(/*wanted_only=*/false) == Prepared::ONE) continue;
@@ -148,13 +148,13 @@ class Trial {
     std::unique_ptr<LinkTask> begin(Way way, const std::vector<Piece>& pieces) {
         std::vector<LinkCopy> copies;
         for (const Piece& piece : pieces) {
-            const bool out = way == Way::TO_ARENA;
+            const bool out = way == Way::TO_HOST;
             const Address device = device_.address() + (out ? piece.from : HALF_BYTES + piece.to);
             const uint64_t arena = out ? piece.to : HALF_BYTES + piece.from;
             if (!link_->reaches(arena, piece.bytes)) throw DriverError("reaches", -1, "not registered");
             copies.push_back({device, arena, piece.bytes});
         }
-        return link_->begin(way, std::move(copies), way == Way::TO_ARENA ? &gate_ : nullptr);
+        return link_->begin(way, std::move(copies), way == Way::TO_HOST ? &gate_ : nullptr);
     }
 
     bool compare_arena() const {
@@ -165,7 +165,7 @@ class Trial {
 
     bool compare_device() {
         const Current current(driver_, 0);
-        driver_.copy_to_host(staging_.data(), device_.address(), 2 * HALF_BYTES, stream_.get());
+        driver_.copy(Way::TO_HOST, staging_.data(), device_.address(), 2 * HALF_BYTES, stream_.get());
         gate_.record(stream_);
         while (!gate_.done()) std::this_thread::yield();
         const bool kept = std::memcmp(staging_.data(), out_.source.data(), HALF_BYTES) == 0;

@@ -115,6 +115,11 @@ class Halves:
         self.rig.call("submit", self._jobs, kind, cache, chunks, mode)
         return self._jobs
 
+    def submit_on_the_word_of(self, other: int, kind: str, cache: int, chunks: int) -> int:
+        """Submits a job on the word and the generation of another one."""
+        self.rig.call("share_word", self._jobs + 1, other)
+        return self.submit(kind, cache, chunks)
+
     def wait(self, subject: int) -> tuple[Any, ...]:
         """The only completion of a job or cache."""
         (completion,) = self.rig.call("completions", 1)
@@ -149,6 +154,8 @@ class Rig:
         self._rings: dict[int, _native.RingOwner] = {}
         self._taken: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self._generations: dict[int, int] = {}
+        self._words: dict[int, int] = {}
+        """Words of jobs that do not have the one of their own number."""
         self._job = 0
         self._engine = _native.DeviceEngine(
             kind=vendor,
@@ -186,10 +193,16 @@ class Rig:
 
     def submit(self, job: int, kind: Any, cache: int, chunks: int, mode: str) -> None:
         """Submits a job with blocks in order and slots SLAB_BYTES / 4 apart."""
-        self._generations[job] = self._board.begin(job)
+        word = self._words.get(job, job)
+        if word == job:
+            self._generations[word] = self._board.begin(word)
         ids = b"".join(block.to_bytes(4, "little") for block in range(chunks * PER_CHUNK))
         slots = b"".join((chunk * SLAB_BYTES // 4).to_bytes(8, "little") for chunk in range(chunks))
-        self._engine.submit(job, kind, cache, job, self._generations[job], [(0, 0, ids, slots)], mode)
+        self._engine.submit(job, kind, cache, word, self._generations[word], [(0, 0, ids, slots)], mode)
+
+    def share_word(self, job: int, other: int) -> None:
+        """The job will be submitted on the word and the generation of the other one."""
+        self._words[job] = other
 
     def cancel(self, job: int) -> None:
         self._engine.cancel(job)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kvserver import _native
-from tests.device.simulated import CODE, Machine, Vendor, build
+from tests.device.simulated import CODE, Machine, Vendor
 from tests.gpu import table
 
 VENDORS: tuple[Vendor, ...] = ("cuda", "rocm")
@@ -57,9 +57,8 @@ WITHOUT_DRIVERS = """
 from kvserver import _native
 assert "libcuda.so.1" in _native.probe_driver("cuda")[-1]
 assert "libamdhip64.so.7" in _native.probe_driver("rocm")[-1]
-assert _native.mapped_vendors() == []
 try:
-    _native.choose_vendor("auto")
+    _native.device_facts("cuda", "", 0)
 except _native.DriverAbsent as absent:
     print(absent)
 """
@@ -70,7 +69,7 @@ def test_a_machine_without_drivers_says_what_it_looked_for() -> None:
     said = subprocess.run(
         [sys.executable, "-c", WITHOUT_DRIVERS], capture_output=True, text=True, check=True, timeout=60
     )
-    assert re.search(r"no usable GPU.*libcuda.*libamdhip64", said.stdout, re.DOTALL)
+    assert re.search(r"no library.*libcuda", said.stdout)
 
 
 ALREADY_LOADED = """
@@ -78,7 +77,7 @@ import ctypes, json, sys
 from kvserver import _native
 vendor, library = sys.argv[1:]
 ctypes.CDLL(library)
-print(json.dumps([_native.mapped_vendors(), _native.probe_driver(vendor)[0], _native.choose_vendor("auto")]))
+print(json.dumps(_native.probe_driver(vendor)[0]))
 """
 
 
@@ -94,7 +93,7 @@ def test_the_library_that_the_process_has_loaded_is_the_one_that_is_used(machine
         check=True,
         timeout=60,
     )
-    assert json.loads(said.stdout) == [[machine.vendor], str(brought), machine.vendor]
+    assert json.loads(said.stdout) == str(brought)
 
 
 def test_a_usable_driver(machine: Machine) -> None:
@@ -103,12 +102,11 @@ def test_a_usable_driver(machine: Machine) -> None:
     )
     assert (library, devices, required, optional, problem) == (str(machine.library), 2, [], [], "")
     assert version == (13000 if machine.vendor == "cuda" else 70200000)
-    assert call(machine, "choose_vendor", "auto", str(machine.library)) == machine.vendor
 
 
 def test_the_other_vendors_library_is_refused(machine: Machine) -> None:
     other = "rocm" if machine.vendor == "cuda" else "cuda"
-    said = call(machine, "choose_vendor", other, str(machine.library))
+    said = call(machine, "device_facts", other, str(machine.library), 0)
     assert said.startswith("DriverAbsent")
     assert "hipInit" in said or "cuInit" in said
 
@@ -131,21 +129,10 @@ def test_a_missing_symbol_is_named(vendor: Vendor, symbol: str, required: bool) 
         assert (isinstance(said, str) and said.startswith("DriverAbsent") and symbol in said) == required
 
 
-def test_nobody_chooses_between_two_vendors() -> None:
-    """On a machine with both drivers the user must choose."""
-    with Machine("cuda") as machine:
-        folders = os.pathsep.join(str(build(vendor).parent) for vendor in VENDORS)
-        environment = {"LD_LIBRARY_PATH": folders}
-        said = call(machine, "choose_vendor", "auto", environment=environment)
-        assert said == "DriverAbsent: devices of both vendors are visible: say which, cuda or rocm"
-        for vendor in VENDORS:
-            assert call(machine, "choose_vendor", vendor, environment=environment) == vendor
-
-
 def test_a_driver_without_devices_is_no_driver() -> None:
     with Machine("cuda", devices=0) as machine:
         assert call(machine, "probe_driver", "cuda", str(machine.library))[-1]
-        assert call(machine, "choose_vendor", "auto", str(machine.library)).startswith("DriverAbsent")
+        assert call(machine, "device_facts", "cuda", str(machine.library), 0).startswith("DriverAbsent")
 
 
 def test_a_device_has_one_name_in_every_process(machine: Machine) -> None:
@@ -154,8 +141,6 @@ def test_a_device_has_one_name_in_every_process(machine: Machine) -> None:
     for ordinal, device_id in enumerate(ids):
         uuid, _, pci = device_id.partition("@")
         assert (len(uuid), pci) == (32, f"0000:{0x1B + 0x20 * ordinal:02x}:00.0")
-        assert call(machine, "device_ordinal", machine.vendor, str(machine.library), device_id) == ordinal
-    assert call(machine, "device_ordinal", machine.vendor, str(machine.library), ids[0] + "0") == -1
 
 
 def test_ipc_mode_is_what_the_environment_says(machine: Machine) -> None:
@@ -335,3 +320,27 @@ def test_damaged_code_is_compiled_again_and_replaced(machine: Machine, tmp_path:
 
 def test_a_directory_that_cannot_be_written_costs_only_time(machine: Machine) -> None:
     assert kernel_report(machine, cache="/proc/nonexistent") == compiled(machine)
+
+
+TOO_FEW_BASES = """
+import sys
+from kvserver._native import StagedCopier
+vendor, library = sys.argv[1:]
+copier = StagedCopier(vendor, library, 0, 1 << 20, "", "")
+try:
+    copier.begin_ring([(2, 5, [(1, 0, 1, 0, 8, 8)])], [4096], [4096, 4096])
+except ValueError as refusal:
+    print(refusal)
+"""
+
+
+def test_a_ring_needs_the_address_of_every_buffer(machine: Machine) -> None:
+    said = subprocess.run(
+        [sys.executable, "-c", TOO_FEW_BASES, machine.vendor, str(machine.library)],
+        env={**os.environ, **machine.environment},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert said.stdout == "1 bases came for 2 buffers\n"

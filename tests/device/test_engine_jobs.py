@@ -166,6 +166,19 @@ def test_a_store_that_the_client_gave_up_ends_as_abandoned(halves: Halves) -> No
     assert halves.rig.call("state", job) == ABANDONED
 
 
+def test_a_second_job_on_a_word_moves_nothing_and_leaves_the_word_to_the_first(halves: Halves) -> None:
+    """Otherwise the client would take its blocks for free while the first job still copies."""
+    cache = halves.map(LARGE, staged=True)
+    first = halves.submit("store", cache, 3)
+    halves.rig.call("take", cache, STORE)
+    second = halves.submit_on_the_word_of(first, "store", cache, 3)
+    assert halves.wait(second)[1] == "abandoned"
+    assert halves.rig.call("state", first) == SUBMITTED
+    halves.rig.call("cancel", first)
+    assert halves.wait(first)[1] == "abandoned"
+    assert halves.rig.call("state", first) == FAILED
+
+
 @pytest.mark.parametrize("kind", ["store", "retrieve"])
 def test_a_fault_of_the_client_fails_its_job_only(halves: Halves, kind: str) -> None:
     lane = LANES[kind]

@@ -16,7 +16,7 @@ from tests.gpu.table import ROOT, build_program
 ROOMS = (
     *("gpu/driver/library", "gpu/driver/driver", "gpu/driver/probe", "gpu/driver/handles", "gpu/driver/facts"),
     *("gpu/engine/link", "gpu/engine/registered_link", "gpu/engine/bounce_link"),
-    *("base/check", "base/named_thread", "base/prefault", "base/shared_memory", "base/sigbus", "copy/copy_kernels"),
+    *("base/check", "base/threads", "base/prefault", "base/shared_memory", "base/sigbus", "copy/copy_kernels"),
 )
 SOURCES = [
     ROOT / "tests/device/links.cpp",

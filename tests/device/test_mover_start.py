@@ -70,7 +70,9 @@ def measurement_of(machine: Machine, folder: Path) -> Path:
     return measurement_path(machine.vendor, str(machine.library), machine.device_id(0), str(folder))
 
 
-@pytest.mark.parametrize("damage", [b"", b"[1.0, 2", b'{"gbps": 1}', msgspec.json.encode(KEPT[:5])])
+@pytest.mark.parametrize(
+    "damage", [b"", b"[1.0, 2", b'{"gbps": 1}', msgspec.json.encode(KEPT[:5]), b"[1.0, -1, 2, 1.0, 1, 2]"]
+)
 def test_a_device_that_nobody_has_measured_is_measured_and_that_is_kept(
     vendor: Vendor, tmp_path: Path, damage: bytes
 ) -> None:

@@ -46,8 +46,8 @@ BUGS = (
         "P1",
         "a refused batch is not copied at all",
         GPU,
-        r"if \(!has_batch\(\) \|\| !enqueue_batch\(batch, stream\)\)",
-        r"if (!has_batch() || (enqueue_batch(batch, stream), false))",
+        r"if \(!has_batch\(\) \|\| !enqueue_batch\(way, batch, stream\)\)",
+        r"if (!has_batch() || (enqueue_batch(way, batch, stream), false))",
         (f"{TRAPS} -k refused",),
     ),
     Bug(

@@ -65,16 +65,16 @@ struct Bench {
     Piece* pieces() const { return reinterpret_cast<Piece*>(list.data()); }
     void fill(const DeviceMemory& memory, int byte) {
         std::memset(seen.data(), byte, memory.bytes());
-        driver.copy_to_device(memory.address(), seen.data(), memory.bytes(), stream.get());
+        driver.copy(Way::TO_DEVICE, seen.data(), memory.address(), memory.bytes(), stream.get());
         wait(driver, stream);
     }
     void fetch(const DeviceMemory& memory) {
         std::memset(seen.data(), 0x33, memory.bytes());
-        driver.copy_to_host(seen.data(), memory.address(), memory.bytes(), stream.get());
+        driver.copy(Way::TO_HOST, seen.data(), memory.address(), memory.bytes(), stream.get());
         wait(driver, stream);
     }
     void restore_pool() {
-        driver.copy_to_device(pool.address(), pattern.data(), POOL_BYTES, stream.get());
+        driver.copy(Way::TO_DEVICE, pattern.data(), pool.address(), POOL_BYTES, stream.get());
         wait(driver, stream);
     }
 
@@ -112,12 +112,12 @@ void check_kernels(Bench& bench, const Kernels& kernels, unsigned page_bytes, un
         std::memcpy(scattered.data() + offset, bench.pattern.data() + offset, page_bytes);
     }
     bench.fill(bench.segment, 0xee);
-    kernels.launch(Kernels::Way::GATHER, bench.list.address(), count, bench.segment.address(), bench.stream);
+    kernels.launch(Way::TO_HOST, bench.list.address(), count, bench.segment.address(), bench.stream);
     bench.fetch(bench.segment);
     require(std::memcmp(bench.seen.data(), gathered.data(), SEGMENT_BYTES) == 0,
             kv::format("gather of %u-byte pages at %u: bytes differ", page_bytes, shift));
     bench.fill(bench.pool, 0x77);
-    kernels.launch(Kernels::Way::SCATTER, bench.list.address(), count, bench.segment.address(), bench.stream);
+    kernels.launch(Way::TO_DEVICE, bench.list.address(), count, bench.segment.address(), bench.stream);
     bench.fetch(bench.pool);
     require(std::memcmp(bench.seen.data(), scattered.data(), POOL_BYTES) == 0,
             kv::format("scatter of %u-byte pages at %u: bytes differ", page_bytes, shift));
@@ -128,15 +128,13 @@ void check_batch(Bench& bench, std::byte* host, Address host_address, uint64_t p
     bench.restore_pool();
     std::memset(host, 0, POOL_BYTES);
     const size_t count = std::min(most, static_cast<size_t>(POOL_BYTES / piece_bytes));
-    std::vector<BatchCopy> out;
-    std::vector<BatchCopy> in;
+    std::vector<BatchCopy> copies;
     for (size_t index = 0; index < count; ++index) {
         const uint64_t there = index * piece_bytes;
         const uint64_t here = (count - 1 - index) * piece_bytes;
-        out.push_back({host_address + here, bench.pool.address() + there, piece_bytes});
-        in.push_back({bench.pool.address() + there, host_address + here, piece_bytes});
+        copies.push_back({host_address + here, bench.pool.address() + there, piece_bytes});
     }
-    bench.driver.copy_batch(out, true, bench.stream.get());
+    bench.driver.copy_batch(Way::TO_HOST, copies, bench.stream.get());
     wait(bench.driver, bench.stream);
     for (size_t index = 0; index < count; ++index) {
         require(std::memcmp(host + (count - 1 - index) * piece_bytes, bench.pattern.data() + index * piece_bytes,
@@ -144,7 +142,7 @@ void check_batch(Bench& bench, std::byte* host, Address host_address, uint64_t p
                 kv::format("batch to host: piece %zu of %lu bytes differs", index, piece_bytes));
     }
     bench.fill(bench.pool, 0);
-    bench.driver.copy_batch(in, false, bench.stream.get());
+    bench.driver.copy_batch(Way::TO_DEVICE, copies, bench.stream.get());
     bench.fetch(bench.pool);
     require(std::memcmp(bench.seen.data(), bench.pattern.data(), count * piece_bytes) == 0,
             kv::format("batch to device: bytes of %lu-byte pieces differ", piece_bytes));
@@ -181,16 +179,17 @@ void print_rates(Bench& bench, const Kernels& kernels) {
         std::printf("{\"rate\": \"%s\", \"piece_bytes\": %lu, \"gbps\": %.1f}\n", what.c_str(), piece_bytes, rate);
     };
     print("contiguous to host", POOL_BYTES, gbps(bench, POOL_BYTES, [&] {
-              bench.driver.copy_to_host(bench.seen.data(), bench.pool.address(), POOL_BYTES, bench.stream.get());
+              bench.driver.copy(Way::TO_HOST, bench.seen.data(), bench.pool.address(), POOL_BYTES, bench.stream.get());
           }));
     print("contiguous to device", POOL_BYTES, gbps(bench, POOL_BYTES, [&] {
-              bench.driver.copy_to_device(bench.pool.address(), bench.seen.data(), POOL_BYTES, bench.stream.get());
+              bench.driver.copy(Way::TO_DEVICE, bench.seen.data(), bench.pool.address(), POOL_BYTES,
+                                bench.stream.get());
           }));
     for (const unsigned page_bytes : {132u, 333u, 512u, 1024u, 2048u, 2112u, 4096u, 8192u}) {
         const uint32_t count = pages(bench, page_bytes, 0, PIECES_MAX);
-        for (const auto way : {Kernels::Way::GATHER, Kernels::Way::SCATTER}) {
+        for (const auto way : {Way::TO_HOST, Way::TO_DEVICE}) {
             const uint64_t bytes = uint64_t{count} * page_bytes;
-            print(way == Kernels::Way::GATHER ? "gather" : "scatter", page_bytes, gbps(bench, bytes, [&] {
+            print(way == Way::TO_HOST ? "gather" : "scatter", page_bytes, gbps(bench, bytes, [&] {
                       kernels.launch(way, bench.list.address(), count, bench.segment.address(), bench.stream);
                   }));
         }
@@ -203,7 +202,7 @@ void print_rates(Bench& bench, const Kernels& kernels) {
         }
         const uint64_t bytes = copies.size() * piece_bytes;
         print("batch to host", piece_bytes,
-              gbps(bench, bytes, [&] { bench.driver.copy_batch(copies, true, bench.stream.get()); }));
+              gbps(bench, bytes, [&] { bench.driver.copy_batch(Way::TO_HOST, copies, bench.stream.get()); }));
     }
 }
 
@@ -234,7 +233,8 @@ void run(const Arguments& arguments) {
         "{\"device\": \"%s\", \"name\": \"%s\", \"arch\": \"%s\", \"bytes\": %lu, \"library\": \"%s\", "
         "\"version\": %d, \"batch\": %s, \"missing\": %zu}\n",
         facts.id.c_str(), facts.name.c_str(), facts.arch.c_str(), facts.total_bytes, driver.library().c_str(),
-        driver.version(), driver.has_batch() ? "true" : "false", driver.missing_optional().size());
+        driver.version(), driver.has_batch() ? "true" : "false",
+        probe(arguments.vendor, arguments.library).missing_optional.size());
     const Current current(driver, 0);
     driver.relax_capture_mode();
     Bench bench(driver);

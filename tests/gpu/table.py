@@ -42,7 +42,10 @@ def _compiled(source: Path, folder: Path) -> Path:
     made = folder / f"{source.stem}-{_digest([source])}.o"
     if not made.exists():
         objects = f'-DKV_OBJECTS_DIR="{ROOT / "csrc/gpu/kernels/objects"}"'
-        _made(made, ["-O1", "-D_GNU_SOURCE", f"-I{ROOT / 'csrc'}", objects, "-c", str(source)])
+        _made(
+            made,
+            ["-O1", "-D_GNU_SOURCE", f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'csrc/vendor'}", objects, "-c", str(source)],
+        )
     return made
 
 

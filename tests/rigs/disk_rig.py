@@ -4,7 +4,7 @@ from kvserver.service.base.events import MoverGone
 from kvserver.service.state.clear_notes import GENERATIONS
 from kvserver.tiers.extents import DEVICES_MAX
 from kvserver.tiers.records import DiskRecord, pack_disk, unpack_disk
-from kvserver.transfer.native import DiskTelling
+from kvserver.transfer.native import RecoveryOrder
 from kvserver.wire.orders import (
     DISK_ITEMS_MAX,
     Demote,
@@ -70,7 +70,7 @@ class DiskRig(Rig):
         self.devices: dict[tuple[int, int], DiskRecord] = {}
         self.drains: dict[int, DrainState] = {}
         """Drain state by device, as the directories report it."""
-        self.telling = DiskTelling([], chunk_most=1)
+        self.telling = RecoveryOrder([], chunk_most=1)
         """The records that the last Recover found, in the order of telling."""
         self.notes_kept = True
         """False: no device could write the notes."""
@@ -174,8 +174,8 @@ class DiskRig(Rig):
         there = [record for record in self.devices.values() if record.device not in self.unopened]
         found = [pack_disk(record._replace(arena_offset=-1)) for record in there]
         self.report(mover, FoundNote(GENERATIONS, b"", self.generations, 0))
-        self.telling = DiskTelling(found, chunk_most=DISK_ITEMS_MAX)
-        newest = dict(self.telling.namespaces)
+        self.telling = RecoveryOrder(found, chunk_most=DISK_ITEMS_MAX)
+        newest = self.telling.namespaces
         for note in self.notes:
             self.report(mover, FoundNote(note.namespace, note.document, note.void, newest.get(note.namespace, 0)))
         for namespace in newest.keys() - {note.namespace for note in self.notes}:

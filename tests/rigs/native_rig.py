@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from kvserver.transfer.native import LIVE, Board, Completion, CopyEngine, create_memfd
+from kvserver.transfer.native import LIVE, Board, Completion, CopyEngine, completions, create_memfd
 from tests.rigs.oracle_plan import CopyGroup, Group, Run, plan
 
 Kind = Literal["store", "retrieve"]
@@ -81,7 +81,7 @@ class Rig:
         while len(found) < count:
             assert poll.poll(WAIT_MS), f"{len(found)} of {count} completions came: {found}"
             os.eventfd_read(self.engine.eventfd)
-            found += self.engine.completions(min(3, count - len(found)))
+            found += completions(self.engine, min(3, count - len(found)))
         assert len(found) == count
         return found
 

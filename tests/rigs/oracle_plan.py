@@ -1,4 +1,4 @@
-"""Reference implementation of plan_copies in its plainest form: page by page, then adjacent copies joined."""
+"""Reference implementation of plan_pieces in its plainest form: page by page, then adjacent copies joined."""
 
 import struct
 from dataclasses import dataclass

@@ -338,7 +338,7 @@ def rot(world: "World") -> None:
 def parents_first(records: list[DiskRecord], rng: random.Random) -> list[list[DiskRecord]]:
     """Chunks with parents before children, each with its newest record first.
 
-    Does what kvserver._native.DiskTelling does, in one of the orders that it may choose.
+    Does what kvserver._native.RecoveryOrder does, in one of the orders that it may choose.
     """
     chunks: dict[tuple[bytes, bytes], list[DiskRecord]] = {}
     for record in rng.sample(records, len(records)):

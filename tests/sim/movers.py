@@ -196,7 +196,7 @@ class SimMover:
             self._end(run, "invalid", *problem)
 
     def _plan(self, run: Run) -> tuple[str, str] | None:
-        """The checks of plan_copies: block ids are checked before any byte moves."""
+        """The checks of plan_pieces: block ids are checked before any byte moves."""
         shape = run.mapping.pool.shape
         for group in run.order.groups:
             ids, slots = array("i", group.block_ids).tolist(), array("q", group.slots).tolist()

@@ -161,10 +161,6 @@ static int primary_retain(void** context, int ordinal) {
     ENTER(primary_retain, DRIVER);
     return retain_context(context, ordinal);
 }
-static int primary_release(int ordinal) {
-    ENTER(primary_release, DRIVER);
-    return known(ordinal) ? SUCCESS : INVALID_DEVICE;
-}
 static int ctx_push(void* context) {
     ENTER(ctx_push, DRIVER);
     return push_context(context);

@@ -31,8 +31,8 @@ static_assert(sizeof(CopyAttributes) == 24);
 
 // A list of copies in the form of the batch calls. One per thread, reused because these lists are long and frequent.
 struct Columns {
-    std::vector<Address> to;
-    std::vector<Address> from;
+    std::vector<Address> host;
+    std::vector<Address> device;
     std::vector<size_t> bytes;
 };
 thread_local Columns columns;
@@ -42,6 +42,14 @@ void* as_pointer(Address address) { return reinterpret_cast<void*>(address); }
 }  // namespace
 
 #define KV_CALL(field, ...) check(calls_.field(__VA_ARGS__), NAMES.field)
+
+// The value that a call writes through its first argument.
+#define KV_GET(type, field, ...)                           \
+    [&] {                                                  \
+        type value{};                                      \
+        KV_CALL(field, &value __VA_OPT__(, ) __VA_ARGS__); \
+        return value;                                      \
+    }()
 
 const char* name_of(Vendor vendor) { return vendor == Vendor::CUDA ? "cuda" : "rocm"; }
 
@@ -54,7 +62,6 @@ DriverError::DriverError(const std::string& call_, int code_, const std::string&
 Driver::Driver(Probe probe, const Symbols& calls)
     : vendor_(probe.vendor),
       library_(std::move(probe.library)),
-      missing_optional_(std::move(probe.missing_optional)),
       version_(probe.version),
       calls_(calls),
       batch_works_(calls.copy_batch8 || calls.copy_batch9),
@@ -73,17 +80,9 @@ void Driver::check(int code, const std::array<const char*, 2>& names) const {
 
 // ---------------------------------------------------------------- devices
 
-int Driver::devices() const {
-    int count = 0;
-    KV_CALL(device_count, &count);
-    return count;
-}
+int Driver::devices() const { return KV_GET(int, device_count); }
 
-int Driver::device(int ordinal) const {
-    int device = 0;
-    KV_CALL(device_get, &device, ordinal);
-    return device;
-}
+int Driver::device(int ordinal) const { return KV_GET(int, device_get, ordinal); }
 
 std::string Driver::device_name(int ordinal) const {
     char text[256] = {};
@@ -110,20 +109,14 @@ std::string Driver::device_pci(int ordinal) const {
 }
 
 int Driver::multiprocessors(int ordinal) const {
-    if (!cuda()) return 256;
-    int count = 0;
-    KV_CALL(device_attribute, &count, CUDA_MULTIPROCESSORS, device(ordinal));
-    return count;
+    return cuda() ? KV_GET(int, device_attribute, CUDA_MULTIPROCESSORS, device(ordinal)) : 256;
 }
 
 std::string Driver::arch(int ordinal) const {
     // The numbers of HIP's attributes changed between releases, and its struct of properties has many layouts.
     if (!cuda()) return kfd_arch("/sys/class/kfd/kfd/topology/nodes", device_pci(ordinal));
-    int major = 0;
-    int minor = 0;
-    KV_CALL(device_attribute, &major, CUDA_CAPABILITY_MAJOR, device(ordinal));
-    KV_CALL(device_attribute, &minor, CUDA_CAPABILITY_MINOR, device(ordinal));
-    return format("sm_%d%d", major, minor);
+    return format("sm_%d%d", KV_GET(int, device_attribute, CUDA_CAPABILITY_MAJOR, device(ordinal)),
+                  KV_GET(int, device_attribute, CUDA_CAPABILITY_MINOR, device(ordinal)));
 }
 
 void* Driver::primary(int ordinal) const {
@@ -138,16 +131,14 @@ void* Driver::enter(int ordinal) const {
         KV_CALL(ctx_push, primary(ordinal));
         return nullptr;
     }
-    int before = 0;
-    KV_CALL(get_device, &before);
+    const int before = KV_GET(int, get_device);
     KV_CALL(set_device, ordinal);
     return reinterpret_cast<void*>(static_cast<intptr_t>(before));
 }
 
 void Driver::leave(void* before) const {
     if (cuda()) {
-        void* popped = nullptr;
-        KV_CALL(ctx_pop, &popped);
+        KV_GET(void*, ctx_pop);
     } else {
         KV_CALL(set_device, static_cast<int>(reinterpret_cast<intptr_t>(before)));
     }
@@ -161,10 +152,9 @@ void Driver::relax_capture_mode() const {
 // ---------------------------------------------------------------- memory
 
 Driver::Memory Driver::memory() const {
-    size_t free_bytes = 0;
-    size_t total_bytes = 0;
-    KV_CALL(memory_info, &free_bytes, &total_bytes);
-    return {free_bytes, total_bytes};
+    Memory memory{};
+    KV_CALL(memory_info, &memory.free_bytes, &memory.total_bytes);
+    return memory;
 }
 
 std::optional<Address> Driver::alloc(uint64_t bytes) const {
@@ -178,10 +168,8 @@ std::optional<Address> Driver::alloc(uint64_t bytes) const {
 void Driver::free(Address memory) const { KV_CALL(free, memory); }
 
 Driver::Range Driver::address_range(Address memory) const {
-    Range range{0, 0};
-    size_t bytes = 0;
-    KV_CALL(address_range, &range.base, &bytes, memory);
-    range.bytes = bytes;
+    Range range{};
+    KV_CALL(address_range, &range.base, &range.bytes, memory);
     return range;
 }
 
@@ -199,25 +187,15 @@ std::optional<bool> Driver::ipc_capable(Address memory) const {
     return capable != 0;
 }
 
-IpcHandle Driver::ipc_get(Address base) const {
-    IpcHandle handle{};
-    KV_CALL(ipc_get, &handle, base);
-    return handle;
-}
+IpcHandle Driver::ipc_get(Address base) const { return KV_GET(IpcHandle, ipc_get, base); }
 
 Address Driver::ipc_open(const IpcHandle& handle) const {
-    Address memory = 0;
-    KV_CALL(ipc_open, &memory, handle, IPC_LAZY_PEER_ACCESS);
-    return memory;
+    return KV_GET(Address, ipc_open, handle, IPC_LAZY_PEER_ACCESS);
 }
 
 void Driver::ipc_close(Address memory) const { KV_CALL(ipc_close, memory); }
 
-void* Driver::host_alloc(uint64_t bytes) const {
-    void* memory = nullptr;
-    KV_CALL(host_alloc, &memory, bytes, HOST_PORTABLE | HOST_MAPPED);
-    return memory;
-}
+void* Driver::host_alloc(uint64_t bytes) const { return KV_GET(void*, host_alloc, bytes, HOST_PORTABLE | HOST_MAPPED); }
 
 void Driver::host_free(void* memory) const { KV_CALL(host_free, memory); }
 
@@ -230,56 +208,44 @@ void Driver::host_register(void* memory, uint64_t bytes) const {
 
 void Driver::host_unregister(void* memory) const { KV_CALL(host_unregister, memory); }
 
-Address Driver::host_address(void* memory) const {
-    Address address = 0;
-    KV_CALL(host_device_pointer, &address, memory, 0);
-    return address;
-}
+Address Driver::host_address(void* memory) const { return KV_GET(Address, host_device_pointer, memory, 0); }
 
 // ---------------------------------------------------------------- copies
 
-void Driver::copy_to_host(void* to, Address from, uint64_t bytes, StreamPointer stream) const {
-    if (cuda()) {
-        KV_CALL(copy_to_host, to, from, bytes, stream);
+void Driver::copy(Way way, void* host, Address device, uint64_t bytes, StreamPointer stream) const {
+    if (cuda() && way == Way::TO_HOST) {
+        KV_CALL(copy_to_host, host, device, bytes, stream);
+    } else if (cuda()) {
+        KV_CALL(copy_to_device, device, host, bytes, stream);
+    } else if (way == Way::TO_HOST) {
+        KV_CALL(copy_of_kind, host, as_pointer(device), bytes, HIP_COPY_TO_HOST, stream);
     } else {
-        KV_CALL(copy_of_kind, to, as_pointer(from), bytes, HIP_COPY_TO_HOST, stream);
+        KV_CALL(copy_of_kind, as_pointer(device), host, bytes, HIP_COPY_TO_DEVICE, stream);
     }
 }
 
-void Driver::copy_to_device(Address to, const void* from, uint64_t bytes, StreamPointer stream) const {
-    if (cuda()) {
-        KV_CALL(copy_to_device, to, from, bytes, stream);
-    } else {
-        KV_CALL(copy_of_kind, as_pointer(to), from, bytes, HIP_COPY_TO_DEVICE, stream);
-    }
-}
-
-void Driver::copy_batch(std::span<const BatchCopy> copies, bool to_host, StreamPointer stream) const {
+void Driver::copy_batch(Way way, std::span<const BatchCopy> copies, StreamPointer stream) const {
     while (!copies.empty()) {
         const auto batch = copies.first(std::min(copies.size(), BATCH_MAX));
-        if (!has_batch() || !enqueue_batch(batch, stream)) {
-            for (const BatchCopy& copy : batch) {
-                if (to_host) {
-                    copy_to_host(as_pointer(copy.to), copy.from, copy.bytes, stream);
-                } else {
-                    copy_to_device(copy.to, as_pointer(copy.from), copy.bytes, stream);
-                }
-            }
+        if (!has_batch() || !enqueue_batch(way, batch, stream)) {
+            for (const auto& [host, device, bytes] : batch) copy(way, as_pointer(host), device, bytes, stream);
         }
         copies = copies.subspan(batch.size());
     }
 }
 
 // Enqueues a batch. False when this driver does not support it: nothing was enqueued, and it is not tried again.
-bool Driver::enqueue_batch(std::span<const BatchCopy> copies, StreamPointer stream) const {
-    columns.to.clear();
-    columns.from.clear();
+bool Driver::enqueue_batch(Way way, std::span<const BatchCopy> copies, StreamPointer stream) const {
+    columns.host.clear();
+    columns.device.clear();
     columns.bytes.clear();
-    for (const BatchCopy& copy : copies) {
-        columns.to.push_back(copy.to);
-        columns.from.push_back(copy.from);
-        columns.bytes.push_back(copy.bytes);
+    for (const auto& [host, device, bytes] : copies) {
+        columns.host.push_back(host);
+        columns.device.push_back(device);
+        columns.bytes.push_back(bytes);
     }
+    Address* const to = (way == Way::TO_HOST ? columns.host : columns.device).data();
+    Address* const from = (way == Way::TO_HOST ? columns.device : columns.host).data();
     CopyAttributes attributes;
     size_t first = 0;
     size_t failed = 0;
@@ -287,11 +253,10 @@ bool Driver::enqueue_batch(std::span<const BatchCopy> copies, StreamPointer stre
     void* const given = cuda() ? &attributes : nullptr;
     size_t* const indices = cuda() ? &first : nullptr;
     const size_t given_count = cuda() ? 1 : 0;
-    const int code = calls_.copy_batch8
-                         ? calls_.copy_batch8(columns.to.data(), columns.from.data(), columns.bytes.data(),
-                                              copies.size(), given, indices, given_count, stream)
-                         : calls_.copy_batch9(columns.to.data(), columns.from.data(), columns.bytes.data(),
-                                              copies.size(), given, indices, given_count, &failed, stream);
+    const int code = calls_.copy_batch8 ? calls_.copy_batch8(to, from, columns.bytes.data(), copies.size(), given,
+                                                             indices, given_count, stream)
+                                        : calls_.copy_batch9(to, from, columns.bytes.data(), copies.size(), given,
+                                                             indices, given_count, &failed, stream);
     if (code == NOT_SUPPORTED) {
         batch_works_.store(false, std::memory_order_relaxed);
         return false;
@@ -306,20 +271,14 @@ StreamPointer Driver::stream_create(bool high_priority) const {
     int least = 0;
     int greatest = 0;
     KV_CALL(priority_range, &least, &greatest);
-    StreamPointer stream = nullptr;
-    KV_CALL(stream_create, &stream, STREAM_NON_BLOCKING, high_priority ? greatest : least);
-    return stream;
+    return KV_GET(StreamPointer, stream_create, STREAM_NON_BLOCKING, high_priority ? greatest : least);
 }
 
 void Driver::stream_destroy(StreamPointer stream) const { KV_CALL(stream_destroy, stream); }
 
 void Driver::stream_wait(StreamPointer stream, EventPointer event) const { KV_CALL(stream_wait, stream, event, 0); }
 
-EventPointer Driver::event_create() const {
-    EventPointer event = nullptr;
-    KV_CALL(event_create, &event, EVENT_DISABLE_TIMING);
-    return event;
-}
+EventPointer Driver::event_create() const { return KV_GET(EventPointer, event_create, EVENT_DISABLE_TIMING); }
 
 void Driver::event_destroy(EventPointer event) const { KV_CALL(event_destroy, event); }
 
@@ -332,18 +291,12 @@ bool Driver::event_done(EventPointer event) const {
     return true;
 }
 
-ModulePointer Driver::module_load(const void* image) const {
-    ModulePointer module = nullptr;
-    KV_CALL(module_load, &module, image);
-    return module;
-}
+ModulePointer Driver::module_load(const void* image) const { return KV_GET(ModulePointer, module_load, image); }
 
 void Driver::module_unload(ModulePointer module) const { KV_CALL(module_unload, module); }
 
 FunctionPointer Driver::module_function(ModulePointer module, const char* name) const {
-    FunctionPointer function = nullptr;
-    KV_CALL(module_function, &function, module, name);
-    return function;
+    return KV_GET(FunctionPointer, module_function, module, name);
 }
 
 void Driver::launch(FunctionPointer function, unsigned blocks, unsigned threads, StreamPointer stream,

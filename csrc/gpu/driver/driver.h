@@ -54,13 +54,12 @@ struct Probe {
 // Examines a vendor's library. Never throws. `library`: a path, or "" for a search (library.h).
 Probe probe(Vendor vendor, const std::string& library);
 
-// The vendor of a kind: "cuda", "rocm", or "auto" for the only vendor with devices. DriverAbsent has the findings about
-// each vendor.
-Vendor choose(const std::string& kind, const std::string& library);
+// TO_HOST for a store, which gathers; TO_DEVICE for a retrieve, which scatters.
+enum class Way { TO_HOST, TO_DEVICE };
 
 struct BatchCopy {
-    Address to;
-    Address from;
+    Address host;  // its device address, from host_address()
+    Address device;
     uint64_t bytes;
 };
 
@@ -75,7 +74,6 @@ class Driver {
     Vendor vendor() const { return vendor_; }
     const std::string& library() const { return library_; }
     int version() const { return version_; }
-    const std::vector<std::string>& missing_optional() const { return missing_optional_; }
 
     int devices() const;
     std::string device_name(int ordinal) const;
@@ -120,12 +118,10 @@ class Driver {
     void host_unregister(void* memory) const;
     Address host_address(void* memory) const;
 
-    // `to` and `from` on the host's side are host pointers of pinned memory.
-    void copy_to_host(void* to, Address from, uint64_t bytes, StreamPointer stream) const;
-    void copy_to_device(Address to, const void* from, uint64_t bytes, StreamPointer stream) const;
+    // `host`: pinned memory.
+    void copy(Way way, void* host, Address device, uint64_t bytes, StreamPointer stream) const;
     // Enqueues all copies, in batch calls of at most 8192 if the driver has a batch call that works, else one by one.
-    // Host memory is given by its device address, from host_address().
-    void copy_batch(std::span<const BatchCopy> copies, bool to_host, StreamPointer stream) const;
+    void copy_batch(Way way, std::span<const BatchCopy> copies, StreamPointer stream) const;
     bool has_batch() const { return batch_works_.load(std::memory_order_relaxed); }
 
     StreamPointer stream_create(bool high_priority) const;
@@ -149,12 +145,11 @@ class Driver {
     bool cuda() const { return vendor_ == Vendor::CUDA; }
     int device(int ordinal) const;
     void* primary(int ordinal) const;
-    bool enqueue_batch(std::span<const BatchCopy> copies, StreamPointer stream) const;
+    bool enqueue_batch(Way way, std::span<const BatchCopy> copies, StreamPointer stream) const;
     void check(int code, const std::array<const char*, 2>& names) const;
 
     const Vendor vendor_;
     const std::string library_;
-    const std::vector<std::string> missing_optional_;
     const int version_;
     const Symbols calls_;
     mutable std::atomic<bool> batch_works_{false};

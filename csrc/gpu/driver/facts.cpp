@@ -18,11 +18,7 @@ std::string device_id(const Driver& driver, int ordinal) {
 
 DeviceFacts facts_of(const Driver& driver, int ordinal) {
     const Current current(driver, ordinal);
-    return {device_id(driver, ordinal),
-            driver.device_name(ordinal),
-            driver.arch(ordinal),
-            driver.device_pci(ordinal),
-            ordinal,
+    return {device_id(driver, ordinal), driver.device_name(ordinal), driver.arch(ordinal), driver.device_pci(ordinal),
             driver.memory().total_bytes};
 }
 

@@ -14,7 +14,6 @@ struct DeviceFacts {
     std::string name;
     std::string arch;
     std::string pci;
-    int ordinal;
     uint64_t total_bytes;
 };
 

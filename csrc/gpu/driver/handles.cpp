@@ -24,7 +24,4 @@ std::optional<DeviceMemory> DeviceMemory::take(const Driver& driver, uint64_t by
     return DeviceMemory(driver, *address, bytes);
 }
 
-PinnedMemory::PinnedMemory(const Driver& driver, uint64_t bytes)
-    : owned_(driver, driver.host_alloc(bytes)), address_(driver.host_address(owned_.get())), bytes_(bytes) {}
-
 }  // namespace kv::gpu

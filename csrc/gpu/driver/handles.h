@@ -64,60 +64,45 @@ class Owned {
     Object object_{};
 };
 
-class Stream {
-  public:
-    Stream(const Driver& driver, bool high_priority) : owned_(driver, driver.stream_create(high_priority)) {}
-    StreamPointer get() const { return owned_.get(); }
-
-  private:
-    Owned<StreamPointer, &Driver::stream_destroy> owned_;
+struct Stream : Owned<StreamPointer, &Driver::stream_destroy> {
+    Stream(const Driver& driver, bool high_priority) : Owned(driver, driver.stream_create(high_priority)) {}
 };
 
-class Event {
-  public:
-    explicit Event(const Driver& driver) : owned_(driver, driver.event_create()) {}
-    EventPointer get() const { return owned_.get(); }
-    void record(const Stream& stream) { owned_.driver().event_record(get(), stream.get()); }
-    bool done() const { return owned_.driver().event_done(get()); }
-
-  private:
-    Owned<EventPointer, &Driver::event_destroy> owned_;
+struct Event : Owned<EventPointer, &Driver::event_destroy> {
+    explicit Event(const Driver& driver) : Owned(driver, driver.event_create()) {}
+    void record(const Stream& stream) { driver().event_record(get(), stream.get()); }
+    bool done() const { return driver().event_done(get()); }
 };
 
-class DeviceMemory {
+class DeviceMemory : public Owned<Address, &Driver::free> {
   public:
     // nullopt: out of memory.
     static std::optional<DeviceMemory> take(const Driver& driver, uint64_t bytes);
-    Address address() const { return owned_.get(); }
+    Address address() const { return get(); }
     uint64_t bytes() const { return bytes_; }
 
   private:
-    DeviceMemory(const Driver& driver, Address address, uint64_t bytes) : owned_(driver, address), bytes_(bytes) {}
-    Owned<Address, &Driver::free> owned_;
+    DeviceMemory(const Driver& driver, Address address, uint64_t bytes) : Owned(driver, address), bytes_(bytes) {}
     uint64_t bytes_;
 };
 
 // Host memory for DMA, which kernels of the device can also read and write in place.
-class PinnedMemory {
+class PinnedMemory : public Owned<void*, &Driver::host_free> {
   public:
-    PinnedMemory(const Driver& driver, uint64_t bytes);
-    std::byte* data() const { return static_cast<std::byte*>(owned_.get()); }
+    PinnedMemory(const Driver& driver, uint64_t bytes)
+        : Owned(driver, driver.host_alloc(bytes)), address_(driver.host_address(get())), bytes_(bytes) {}
+    std::byte* data() const { return static_cast<std::byte*>(get()); }
     Address address() const { return address_; }
     uint64_t bytes() const { return bytes_; }
 
   private:
-    Owned<void*, &Driver::host_free> owned_;
     Address address_;
     uint64_t bytes_;
 };
 
-class Module {
-  public:
-    Module(const Driver& driver, const void* image) : owned_(driver, driver.module_load(image)) {}
-    FunctionPointer function(const char* name) const { return owned_.driver().module_function(owned_.get(), name); }
-
-  private:
-    Owned<ModulePointer, &Driver::module_unload> owned_;
+struct Module : Owned<ModulePointer, &Driver::module_unload> {
+    Module(const Driver& driver, const void* image) : Owned(driver, driver.module_load(image)) {}
+    FunctionPointer function(const char* name) const { return driver().module_function(get(), name); }
 };
 
 }  // namespace kv::gpu

@@ -25,13 +25,14 @@ std::string path_of(void* handle, const std::string& asked) {
     return map->l_name;
 }
 
-}  // namespace
-
+// The path of a mapped library; "" when there is none.
 std::string mapped_library(const std::string& stem) {
     Search search{stem, ""};
     dl_iterate_phdr(look_at, &search);
     return search.found;
 }
+
+}  // namespace
 
 Opened open_library(const std::string& path, const std::string& stem, const std::vector<std::string>& candidates) {
     std::vector<std::string> tries = candidates;

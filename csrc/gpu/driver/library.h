@@ -14,11 +14,8 @@ struct Opened {
     std::string problem;     // the attempts, when there is no handle
 };
 
-// The path of a mapped library whose file name begins with `stem` ("libcuda.so"); "" when there is none.
-std::string mapped_library(const std::string& stem);
-
-// Opens only `path` if it is not empty. Otherwise the mapped copy of `stem`, or the first of `candidates` (names for
-// the linker, or paths) that can be opened.
+// Opens only `path` if it is not empty. Otherwise the mapped library whose file name begins with `stem`, or the first
+// of `candidates` (names for the linker, or paths) that can be opened.
 Opened open_library(const std::string& path, const std::string& stem, const std::vector<std::string>& candidates);
 
 }  // namespace kv::gpu

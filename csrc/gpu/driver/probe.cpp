@@ -1,4 +1,4 @@
-// Finding, examining and choosing a driver; its calls are in driver.cpp.
+// Finding and examining a driver; its calls are in driver.cpp.
 
 #include <dlfcn.h>
 
@@ -95,24 +95,6 @@ std::string described(const Probe& probe) {
 }  // namespace
 
 Probe probe(Vendor vendor, const std::string& library) { return look(vendor, library).probe; }
-
-Vendor choose(const std::string& kind, const std::string& library) {
-    if (kind == "cuda" || kind == "rocm") {
-        const Probe asked = probe(kind == "cuda" ? Vendor::CUDA : Vendor::ROCM, library);
-        if (!asked.problem.empty()) throw DriverAbsent(described(asked));
-        return asked.vendor;
-    }
-    if (kind != "auto") bad_argument("device kind must be cuda, rocm or auto, not " + kind);
-    const Probe cuda = probe(Vendor::CUDA, library);
-    const Probe rocm = probe(Vendor::ROCM, library);
-    if (cuda.problem.empty() && rocm.problem.empty()) {
-        throw DriverAbsent("devices of both vendors are visible: say which, cuda or rocm");
-    }
-    if (!cuda.problem.empty() && !rocm.problem.empty()) {
-        throw DriverAbsent("no usable GPU. " + described(cuda) + ". " + described(rocm));
-    }
-    return cuda.problem.empty() ? Vendor::CUDA : Vendor::ROCM;
-}
 
 const Driver& Driver::open(Vendor vendor, const std::string& library) {
     static std::mutex lock;

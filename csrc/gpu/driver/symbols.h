@@ -37,7 +37,6 @@ using DeviceAttribute = int (*)(int* value, int attribute, int device);
 using CudaErrorName = int (*)(int code, const char** name);
 using HipErrorName = const char* (*)(int code);
 using PrimaryRetain = int (*)(void** context, int device);
-using PrimaryRelease = int (*)(int device);
 using ContextPush = int (*)(void* context);
 using ContextPop = int (*)(void** context);
 using SetDevice = int (*)(int ordinal);
@@ -87,7 +86,6 @@ using Launch = int (*)(void* function, unsigned grid_x, unsigned grid_y, unsigne
     X(cuda_error_name, raw::CudaErrorName, "cuGetErrorName", nullptr, CUDA) \
     X(hip_error_name, raw::HipErrorName, nullptr, "hipGetErrorName", ALL) \
     X(primary_retain, raw::PrimaryRetain, "cuDevicePrimaryCtxRetain", nullptr, CUDA) \
-    X(primary_release, raw::PrimaryRelease, "cuDevicePrimaryCtxRelease_v2", nullptr, CUDA) \
     X(ctx_push, raw::ContextPush, "cuCtxPushCurrent_v2", nullptr, CUDA) \
     X(ctx_pop, raw::ContextPop, "cuCtxPopCurrent_v2", nullptr, CUDA) \
     X(set_device, raw::SetDevice, nullptr, "hipSetDevice", ALL) \

@@ -1,86 +1,64 @@
-#include "gpu/engine/bounce_link.h"
+// The link through pinned buffers of our own, with threads that copy between them and the arena: for drivers that
+// cannot register shared memory. The DMA of one buffer and the copying of the previous one run at the same time.
 
 #include <algorithm>
+#include <atomic>
+#include <deque>
 #include <list>
 #include <utility>
 
 #include "base/check.h"
-#include "base/named_thread.h"
+#include "base/threads.h"
+#include "copy/copy_kernels.h"
+#include "gpu/engine/link.h"
 
 namespace kv::gpu {
 namespace {
 
 constexpr uint64_t CREW_PIECE_BYTES = 1 << 20;
+constexpr uint32_t BUFFERS = 4;  // for each direction
 
-}  // namespace
+struct Buffer {
+    Buffer(const Driver& driver, std::byte* data_) : data(data_), event(driver) {}
+    std::byte* data;
+    Event event;
+    std::atomic<uint32_t> left{0};  // pieces that the crew has not copied yet
+    bool taken = false;
+};
 
-// ------------------------------------------------------------------ CopyCrew
-
-CopyCrew::CopyCrew(int threads) {
-    KV_ASSERT(threads > 0);
-    for (int i = 0; i < threads; ++i) threads_.push_back(start_thread(format("kv-bounce-%d", i), [this] { work(); }));
-}
-
-CopyCrew::~CopyCrew() {
-    {
-        const std::lock_guard lock(mutex_);
-        closing_ = true;
+// One direction: only its thread touches it.
+struct Lane {
+    Lane(const Driver& driver, uint64_t buffer_bytes)
+        : stream(driver, /*high_priority=*/false), memory(driver, BUFFERS * buffer_bytes) {
+        for (uint32_t i = 0; i < BUFFERS; ++i) buffers.emplace_back(driver, memory.data() + i * buffer_bytes);
     }
-    ready_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
-}
+    Stream stream;
+    PinnedMemory memory;
+    std::deque<Buffer> buffers;
+};
 
-void CopyCrew::begin(const std::vector<Copy>& copies, std::atomic<uint32_t>& left) {
-    std::vector<Piece> pieces;
-    for (const Copy& copy : copies) {
-        for (uint64_t at = 0; at < copy.bytes; at += CREW_PIECE_BYTES) {
-            const uint64_t bytes = std::min(copy.bytes - at, CREW_PIECE_BYTES);
-            pieces.push_back({{copy.source + at, copy.target + at, bytes}, &left});
-        }
-    }
-    KV_ASSERT(left == 0);
-    left = static_cast<uint32_t>(pieces.size());
-    {
-        const std::lock_guard lock(mutex_);
-        pieces_.insert(pieces_.end(), pieces.begin(), pieces.end());
-    }
-    ready_.notify_all();
-}
-
-void CopyCrew::work() {
-    std::unique_lock lock(mutex_);
-    while (!closing_) {
-        if (pieces_.empty()) {
-            ready_.wait(lock);
-            continue;
-        }
-        const Piece piece = pieces_.front();
-        pieces_.pop_front();
-        lock.unlock();
-        run_copies({&piece.copy, 1}, Through::MEMORY);
-        piece.left->fetch_sub(1);
-        lock.lock();
-    }
-}
-
-// ------------------------------------------------------------------ BounceTask
+// What the tasks of both directions use.
+struct Means {
+    const Driver& driver;
+    const Mapping& arena;
+    const uint64_t buffer_bytes;
+    Crew crew;
+};
 
 // Uses the buffers of its lane one after the other: each gets as many bytes of the copies as fit.
 class BounceTask : public LinkTask {
   public:
-    BounceTask(BounceLink& link, Way way, std::vector<LinkCopy> copies)
-        : link_(link),
-          lane_(way == Way::TO_ARENA ? link.to_arena_ : link.to_device_),
-          way_(way),
-          copies_(std::move(copies)) {}
+    BounceTask(Means& means, Lane& lane, Way way, std::vector<LinkCopy> copies)
+        : means_(means), lane_(lane), way_(way), copies_(std::move(copies)) {}
 
     bool advance() override {
         for (auto load = loads_.begin(); load != loads_.end();) {
             load = advance_load(*load) ? loads_.erase(load) : std::next(load);
         }
         while (next_ < copies_.size()) {
-            BounceLink::Buffer* const buffer = free_buffer();
-            if (buffer == nullptr) break;
+            const auto is_free = [](const Buffer& buffer) { return !buffer.taken; };
+            const auto buffer = std::find_if(lane_.buffers.begin(), lane_.buffers.end(), is_free);
+            if (buffer == lane_.buffers.end()) break;
             begin_load(loads_.emplace_back(fill(*buffer)));
         }
         return next_ == copies_.size() && loads_.empty();
@@ -88,24 +66,17 @@ class BounceTask : public LinkTask {
 
   private:
     enum class Step { TRANSFER, COPY };  // by the device, by the crew
-    // The content of one buffer. Steps TO_ARENA: transfer, copy. TO_DEVICE: copy, transfer.
+    // The content of one buffer. Steps TO_HOST: transfer, copy. TO_DEVICE: copy, transfer.
     struct Load {
-        BounceLink::Buffer* buffer;
+        Buffer* buffer;
         std::vector<LinkCopy> parts;  // back to back in the buffer
         Step step;
     };
 
-    BounceLink::Buffer* free_buffer() {
-        for (BounceLink::Buffer& buffer : lane_.buffers) {
-            if (!buffer.taken) return &buffer;
-        }
-        return nullptr;
-    }
-
-    Load fill(BounceLink::Buffer& buffer) {
+    Load fill(Buffer& buffer) {
         buffer.taken = true;
-        Load load{&buffer, {}, way_ == Way::TO_ARENA ? Step::TRANSFER : Step::COPY};
-        for (uint64_t room = link_.buffer_bytes_; room > 0 && next_ < copies_.size();) {
+        Load load{&buffer, {}, way_ == Way::TO_HOST ? Step::TRANSFER : Step::COPY};
+        for (uint64_t room = means_.buffer_bytes; room > 0 && next_ < copies_.size();) {
             LinkCopy& copy = copies_[next_];
             const uint64_t bytes = std::min(copy.bytes, room);
             load.parts.push_back({copy.device, copy.arena_offset, bytes});
@@ -129,32 +100,39 @@ class BounceTask : public LinkTask {
     void transfer(Load& load) {
         std::byte* host = load.buffer->data;
         for (const LinkCopy& part : load.parts) {
-            if (way_ == Way::TO_ARENA) {
-                link_.driver_.copy_to_host(host, part.device, part.bytes, lane_.stream.get());
-            } else {
-                link_.driver_.copy_to_device(part.device, host, part.bytes, lane_.stream.get());
-            }
+            means_.driver.copy(way_, host, part.device, part.bytes, lane_.stream.get());
             host += part.bytes;
         }
         load.buffer->event.record(lane_.stream);
     }
 
     void copy(Load& load) {
-        std::vector<Copy> copies;
+        std::atomic<uint32_t>& left = load.buffer->left;
+        KV_ASSERT(left == 0);
+        std::vector<Crew::Task> tasks;
         std::byte* host = load.buffer->data;
         for (const LinkCopy& part : load.parts) {
-            std::byte* const slot = link_.arena_.data() + part.arena_offset;
-            copies.push_back(way_ == Way::TO_ARENA ? Copy{host, slot, part.bytes} : Copy{slot, host, part.bytes});
+            std::byte* const slot = means_.arena.data() + part.arena_offset;
+            for (uint64_t at = 0; at < part.bytes; at += CREW_PIECE_BYTES) {
+                const uint64_t bytes = std::min(part.bytes - at, CREW_PIECE_BYTES);
+                const bool out = way_ == Way::TO_HOST;
+                const Copy piece{out ? host + at : slot + at, out ? slot + at : host + at, bytes};
+                tasks.push_back([piece, &left] {
+                    run_copies({&piece, 1}, Through::MEMORY);
+                    --left;
+                });
+            }
             host += part.bytes;
         }
-        link_.crew_.begin(copies, load.buffer->left);
+        left = static_cast<uint32_t>(tasks.size());
+        means_.crew.add(tasks);
     }
 
     // True when the load has arrived and its buffer is free.
     bool advance_load(Load& load) {
         const bool ended = load.step == Step::TRANSFER ? load.buffer->event.done() : load.buffer->left == 0;
         if (!ended) return false;
-        const Step last = way_ == Way::TO_ARENA ? Step::COPY : Step::TRANSFER;
+        const Step last = way_ == Way::TO_HOST ? Step::COPY : Step::TRANSFER;
         if (load.step == last) {
             load.buffer->taken = false;
             return true;
@@ -164,35 +142,44 @@ class BounceTask : public LinkTask {
         return false;
     }
 
-    BounceLink& link_;
-    BounceLink::Lane& lane_;
+    Means& means_;
+    Lane& lane_;
     const Way way_;
     std::vector<LinkCopy> copies_;
     size_t next_ = 0;  // copies before it are loaded
     std::list<Load> loads_;
 };
 
-// ------------------------------------------------------------------ BounceLink
+class BounceLink : public Link {
+  public:
+    BounceLink(const Driver& driver, const Mapping& arena, uint64_t buffer_bytes, size_t threads)
+        : to_arena_(driver, buffer_bytes),
+          to_device_(driver, buffer_bytes),
+          means_{driver, arena, buffer_bytes, Crew("kv-bounce", threads)} {}
 
-BounceLink::Lane::Lane(const Driver& driver, uint64_t buffer_bytes)
-    : stream(driver, /*high_priority=*/false), memory(driver, BOUNCE_BUFFERS * buffer_bytes) {
-    for (uint32_t i = 0; i < BOUNCE_BUFFERS; ++i) buffers.emplace_back(driver, memory.data() + i * buffer_bytes);
-}
+    std::string name() const override { return "bounce"; }
+    bool reaches(uint64_t, uint64_t) override { return true; }
+    void arena_ready(uint64_t) override {}
+    Prepared prepare(bool) override { return Prepared::ALL; }
 
-BounceLink::BounceLink(const Driver& driver, const Mapping& arena, uint64_t buffer_bytes, int threads)
-    : driver_(driver),
-      arena_(arena),
-      buffer_bytes_(buffer_bytes),
-      to_arena_(driver, buffer_bytes),
-      to_device_(driver, buffer_bytes),
-      crew_(threads) {}
+    std::unique_ptr<LinkTask> begin(Way way, std::vector<LinkCopy> copies, const Event* after) override {
+        Lane& lane = way == Way::TO_HOST ? to_arena_ : to_device_;
+        if (after != nullptr) means_.driver.stream_wait(lane.stream.get(), after->get());
+        auto task = std::make_unique<BounceTask>(means_, lane, way, std::move(copies));
+        task->advance();
+        return task;
+    }
 
-std::unique_ptr<LinkTask> BounceLink::begin(Way way, std::vector<LinkCopy> copies, const Event* after) {
-    const Lane& lane = way == Way::TO_ARENA ? to_arena_ : to_device_;
-    if (after != nullptr) driver_.stream_wait(lane.stream.get(), after->get());
-    auto task = std::make_unique<BounceTask>(*this, way, std::move(copies));
-    task->advance();
-    return task;
+  private:
+    Lane to_arena_;
+    Lane to_device_;
+    Means means_;  // last: its threads stop before the memory is freed
+};
+
+}  // namespace
+
+std::unique_ptr<Link> make_bounce_link(const Driver& driver, const Mapping& arena, uint64_t buffer_bytes, int threads) {
+    return std::make_unique<BounceLink>(driver, arena, buffer_bytes, static_cast<size_t>(threads));
 }
 
 }  // namespace kv::gpu

@@ -1,14 +1,11 @@
 #include "gpu/engine/device_engine.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cinttypes>
 
 #include "base/check.h"
-#include "base/named_thread.h"
+#include "base/threads.h"
 #include "gpu/engine/device_self_test.h"
 #include "gpu/staging/stretches.h"
 
@@ -46,12 +43,6 @@ std::string show_bytes(uint64_t bytes) {
     return bytes >= 1 << 20 ? format("%" PRIu64 " MiB", bytes >> 20) : format("%" PRIu64 " KiB", bytes >> 10);
 }
 
-Descriptor duplicate(int fd) {
-    const int copy = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
-    if (copy < 0) throw_errno("duplicating a ring");
-    return Descriptor(copy);
-}
-
 }  // namespace
 
 DeviceEngine::DeviceEngine(EngineOptions options)
@@ -60,16 +51,14 @@ DeviceEngine::DeviceEngine(EngineOptions options)
       ordinal_(known_ordinal(driver_, options_.device_id)),
       device_(facts_of(driver_, ordinal_)),
       imports_(driver_, ordinal_) {
-    const uint64_t present = file_bytes(options_.arena_fd);
-    if (present < options_.arena_bytes || options_.slab_bytes == 0 || options_.arena_bytes % options_.slab_bytes != 0) {
-        bad_argument(format("arena_bytes=%" PRIu64 " must be slabs of %" PRIu64 " and in (0, file=%" PRIu64 "]",
-                            options_.arena_bytes, options_.slab_bytes, present));
+    if (options_.slab_bytes == 0 || options_.arena_bytes % options_.slab_bytes != 0) {
+        bad_argument(
+            format("arena_bytes=%" PRIu64 " must be slabs of %" PRIu64, options_.arena_bytes, options_.slab_bytes));
     }
     if (options_.threads < 1) bad_argument(format("threads=%d must be at least 1", options_.threads));
     const Current current(driver_, ordinal_);
     kernels_ = std::make_unique<Kernels>(driver_, ordinal_, options_.kernels);
-    arena_ = Mapping(options_.arena_fd, options_.arena_bytes, "the arena");
-    arena_.prefer_huge_pages();
+    arena_ = map_arena(options_.arena_fd, options_.arena_bytes);
     const LinkOptions link{unit_of(options_.slab_bytes), BOUNCE_BYTES, options_.threads};
     link_ = make_link(driver_, options_.arena_reach, arena_, link);
     kernel_report_ = kernels_->report();
@@ -81,8 +70,8 @@ DeviceEngine::DeviceEngine(EngineOptions options)
 
 void DeviceEngine::start_pumps() {
     const uint64_t segment_bytes = options_.gather_segment_bytes;
-    gatherer_ = std::make_unique<KernelPacker>(driver_, *kernels_, Kernels::Way::GATHER, segment_bytes);
-    scatterer_ = std::make_unique<KernelPacker>(driver_, *kernels_, Kernels::Way::SCATTER, segment_bytes);
+    gatherer_ = make_kernel_packer(driver_, *kernels_, Way::TO_HOST, segment_bytes);
+    scatterer_ = make_kernel_packer(driver_, *kernels_, Way::TO_DEVICE, segment_bytes);
     store_tools_.emplace(DeviceTools{*link_, *gatherer_, arena_.bytes(), measured_.store.direct_from});
     retrieve_tools_.emplace(DeviceTools{*link_, *scatterer_, arena_.bytes(), measured_.retrieve.direct_from});
     const PumpEvents events{[this](const DeviceJobPointer& job, Completion end) { ended(job, std::move(end)); },
@@ -90,8 +79,6 @@ void DeviceEngine::start_pumps() {
     store_pump_ = std::make_unique<Pump>("kv-pump-out", driver_, ordinal_, events);
     retrieve_pump_ = std::make_unique<Pump>("kv-pump-in", driver_, ordinal_, events);
 }
-
-DeviceEngine::~DeviceEngine() { close(); }
 
 std::string DeviceEngine::backend() const {
     const auto& [store, retrieve] = measured_;
@@ -137,15 +124,8 @@ DeviceEngine::Lock DeviceEngine::lock_open() {
 }
 
 void DeviceEngine::map_board(uint64_t session, int fd, uint32_t words) {
-    const int seals = file_seals(fd);
-    if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
-        throw Refusal("descriptor-seal", "a board must be a memfd that is sealed against shrinking");
-    }
-    auto board = std::make_shared<Board>(fd, words);
     const Lock lock = lock_open();
-    if (!boards_.emplace(session, std::move(board)).second) {
-        bad_argument(format("session %" PRIu64 " has a board already", session));
-    }
+    boards_.map(session, fd, words);
 }
 
 void DeviceEngine::drop_board(uint64_t session) {
@@ -154,14 +134,14 @@ void DeviceEngine::drop_board(uint64_t session) {
     if (std::any_of(caches_.begin(), caches_.end(), of_session)) {
         bad_argument(format("session %" PRIu64 " still has mapped caches", session));
     }
-    if (boards_.erase(session) == 0) bad_argument(format("session %" PRIu64 " has no board", session));
+    boards_.drop(session);
 }
 
 void DeviceEngine::map_cache(CacheOrder order) {
-    Descriptor ring = order.staging ? duplicate(order.staging->ring_fd) : Descriptor();
+    Descriptor ring = order.staging ? duplicate(order.staging->ring_fd, "a ring") : Descriptor();
     {
         const Lock lock = lock_open();
-        if (!boards_.contains(order.session)) bad_argument(format("session %" PRIu64 " has no board", order.session));
+        boards_.of(order.session);  // throws unless it has one
         if (!caches_.emplace(order.cache, Entry{order.session, nullptr}).second) {
             bad_argument(format("cache %" PRIu64 " is mapped already", order.cache));
         }
@@ -193,10 +173,8 @@ void DeviceEngine::submit(JobOrder order, JobMode allowed) {
         if (allowed == JobMode::STAGED && entry.cache->ring == nullptr) {
             bad_argument(format("cache %" PRIu64 " has no staging", order.cache));
         }
-        const std::shared_ptr<Board>& board = boards_.at(entry.session);
-        if (order.word >= board->words()) {
-            bad_argument(format("word=%u must be in [0, %u)", order.word, board->words()));
-        }
+        const std::shared_ptr<Board>& board = boards_.of(entry.session);
+        board->read(order.word);  // throws unless the board has it
         if (jobs_.contains(order.job)) bad_argument(format("job %" PRIu64 " is under way already", order.job));
         const DeviceTools& tools = order.kind == JobKind::STORE ? *store_tools_ : *retrieve_tools_;
         job = std::make_shared<DeviceJob>(std::move(order), allowed, entry.cache, board, tools);
@@ -238,7 +216,7 @@ void DeviceEngine::close() {
     KV_ASSERT(jobs_.empty() || broken_);
     jobs_.clear();
     caches_.clear();
-    boards_.clear();
+    boards_ = {};
     gatherer_.reset();
     scatterer_.reset();
     link_.reset();
@@ -383,8 +361,8 @@ void DeviceEngine::import_staging(const MapOrder& order, MappedDeviceCache& cach
     cache.ring = std::make_unique<RingPeer>(order.ring.get(), segment_bytes);
     const Address base = imports_.open(staging.handle, LANES * SEGMENTS * segment_bytes, "the staging memory");
     cache.handles.push_back(staging.handle);
-    cache.gatherer = std::make_unique<RingPacker>(*cache.ring, STORE_LANE, base, segment_bytes);
-    cache.scatterer = std::make_unique<RingPacker>(*cache.ring, RETRIEVE_LANE, base, segment_bytes);
+    cache.gatherer = make_ring_packer(*cache.ring, STORE_LANE, base, segment_bytes);
+    cache.scatterer = make_ring_packer(*cache.ring, RETRIEVE_LANE, base, segment_bytes);
 }
 
 void DeviceEngine::release(const MappedDeviceCache& cache) {

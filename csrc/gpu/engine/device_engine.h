@@ -74,7 +74,7 @@ class DeviceEngine {
   public:
     // Refusal("device-unknown" | "kernels" | "arena-reach" | "device-memory"), DriverAbsent, DriverError.
     explicit DeviceEngine(EngineOptions options);
-    ~DeviceEngine();
+    ~DeviceEngine() { close(); }
 
     std::string backend() const;
     std::vector<std::pair<std::string, std::string>> facts() const;
@@ -138,18 +138,18 @@ class DeviceEngine {
     Mapping arena_;
     std::unique_ptr<Kernels> kernels_;
     std::unique_ptr<Link> link_;
-    std::unique_ptr<KernelPacker> gatherer_, scatterer_;
+    std::unique_ptr<Packer> gatherer_, scatterer_;  // with our kernels
     KernelReport kernel_report_;
     std::string arena_reach_;  // the link's name
     Measured measured_;
     std::optional<DeviceTools> store_tools_, retrieve_tools_;
     Imports imports_;  // the house thread's
     std::atomic<size_t> imports_open_{0};
-    CompletionQueue completions_;
+    CompletionQueue<Completion> completions_;
 
     std::mutex mutex_;  // guards everything below
     std::condition_variable chore_ready_;
-    std::unordered_map<uint64_t, std::shared_ptr<Board>> boards_;
+    Boards boards_;
     std::unordered_map<uint64_t, Entry> caches_;
     std::unordered_map<uint64_t, DeviceJobPointer> jobs_;
     std::deque<MapOrder> to_map_;

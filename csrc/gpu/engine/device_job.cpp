@@ -27,18 +27,6 @@ void append(std::vector<LinkCopy>& copies, const LinkCopy& next) {
 
 }  // namespace
 
-const char* name_of(JobMode mode) {
-    switch (mode) {
-        case JobMode::DIRECT:
-            return "direct";
-        case JobMode::STAGED:
-            return "staged";
-        case JobMode::SERVER_GATHER:
-            return "server-gather";
-    }
-    KV_ASSERT(false);
-}
-
 DeviceJob::DeviceJob(JobOrder order, JobMode allowed, std::shared_ptr<MappedDeviceCache> cache,
                      std::shared_ptr<Board> board, const DeviceTools& tools)
     : order_(std::move(order)), allowed_(allowed), cache_(std::move(cache)), board_(std::move(board)), tools_(tools) {}
@@ -57,7 +45,8 @@ bool DeviceJob::begin() {
         board_->swap(order_.word, order_.generation, WordState::LIVE, WordState::FAILED);
         return false;
     }
-    if (!board_->swap(order_.word, order_.generation, WordState::LIVE, WordState::SUBMITTED)) {
+    submitted_ = board_->swap(order_.word, order_.generation, WordState::LIVE, WordState::SUBMITTED);
+    if (!submitted_) {
         status_ = Status::ABANDONED;
         return false;
     }
@@ -82,21 +71,15 @@ void DeviceJob::choose_mode() {
     const uint64_t mean = shards_->mean_copy_bytes();
     const auto& [staged, bare] = tools_.direct_from;
     mode_ = mean >= (allowed_ == JobMode::STAGED ? staged : bare) ? JobMode::DIRECT : allowed_;
-    switch (mode_) {
-        case JobMode::DIRECT:
-            plan_.emplace(cache_->layout, order_.groups, tools_.arena_bytes, order_.kind);
-            stretch_bytes_ = std::clamp(mean * STRETCH_COPIES, SLOT_ALIGN, STRETCH_BYTES_MAX);
-            return;
-        case JobMode::STAGED:
-            packer_ = order_.kind == JobKind::STORE ? cache_->gatherer.get() : cache_->scatterer.get();
-            break;
-        case JobMode::SERVER_GATHER:
-            tools_.packer.prepare();
-            kernel_service_ = tools_.packer.serve({cache_->layout, cache_->bases});
-            packer_ = kernel_service_.get();
-            break;
+    if (mode_ == JobMode::DIRECT) {
+        plan_.emplace(cache_->layout, order_.groups, tools_.arena_bytes, order_.kind);
+        stretch_bytes_ = std::clamp(mean * STRETCH_COPIES, SLOT_ALIGN, STRETCH_BYTES_MAX);
+        return;
     }
+    Packer* const clients = (order_.kind == JobKind::STORE ? cache_->gatherer : cache_->scatterer).get();
+    packer_ = mode_ == JobMode::STAGED ? clients : &tools_.packer;
     KV_ASSERT(packer_ != nullptr);
+    packer_->prepare();
     cutter_.emplace(*shards_, cache_->layout, packer_->limits(), order_.kind);
 }
 
@@ -104,7 +87,8 @@ void DeviceJob::choose_mode() {
 
 bool DeviceJob::advance(bool alone) {
     KV_ASSERT(begun_);
-    if (!halted_ && (stopped_ || abandoned())) halt(Status::ABANDONED);
+    const bool wanted = !stopped_ && board_->is(order_.word, order_.generation, WordState::SUBMITTED);
+    if (!halted_ && !wanted) halt(Status::ABANDONED);
     bool moved = false;
     for (auto flight = flights_.begin(); flight != flights_.end();) {
         const Look look = look_at(*flight);
@@ -114,11 +98,6 @@ bool DeviceJob::advance(bool alone) {
     }
     while (!halted_ && !all_cut() && reached() && launch(alone)) moved = true;
     return moved;
-}
-
-bool DeviceJob::abandoned() const {
-    const Word now = board_->read(order_.word);
-    return now.generation != order_.generation || now.state != WordState::SUBMITTED;
 }
 
 void DeviceJob::halt(Status status, const std::string& code, const std::string& message) {
@@ -158,10 +137,9 @@ bool DeviceJob::launch_stretch() {
     for (const PageCopy& page : pages) {
         copies.push_back({cache_->bases[page.buffer] + page.buffer_offset, page.arena_offset, page.bytes});
     }
-    const Way way = order_.kind == JobKind::STORE ? Way::TO_ARENA : Way::TO_DEVICE;
     Flight& flight = flights_.emplace_back(Flight{Flight::Stage::LINKING, 0, {}, nullptr, end - next_});
     next_ = end;
-    flight.task = tools_.link.begin(way, std::move(copies), nullptr);
+    flight.task = tools_.link.begin(way(), std::move(copies), nullptr);
     return true;
 }
 
@@ -187,7 +165,7 @@ void DeviceJob::pack(Flight& flight) {
         stretches.push_back({{shard.group, shard.first_in_chunk, shard.block_ids}, part.staging, part.begin, part.end});
     }
     flight.stage = Flight::Stage::PACKING;
-    packer_->begin(flight.segment, order_.job, stretches);
+    packer_->begin(flight.segment, order_.job, {cache_->layout, cache_->bases}, stretches);
 }
 
 void DeviceJob::link(Flight& flight, const Event* after) {
@@ -198,9 +176,8 @@ void DeviceJob::link(Flight& flight, const Event* after) {
         const uint64_t arena_offset = shards_->shards()[part.shard].arena_offset + part.begin;
         append(copies, {segment + part.staging, arena_offset, part.end - part.begin});
     }
-    const Way way = order_.kind == JobKind::STORE ? Way::TO_ARENA : Way::TO_DEVICE;
     flight.stage = Flight::Stage::LINKING;
-    flight.task = tools_.link.begin(way, std::move(copies), after);
+    flight.task = tools_.link.begin(way(), std::move(copies), after);
 }
 
 DeviceJob::Look DeviceJob::look_at(Flight& flight) {
@@ -257,7 +234,7 @@ Completion DeviceJob::end() {
         if (!board_->swap(order_.word, order_.generation, WordState::SUBMITTED, WordState::DONE)) {
             completion.status = Status::ABANDONED;
         }
-    } else {
+    } else if (submitted_) {
         // The swap fails if the client has abandoned the word.
         board_->swap(order_.word, order_.generation, WordState::SUBMITTED, WordState::FAILED);
     }

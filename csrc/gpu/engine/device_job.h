@@ -27,7 +27,11 @@
 namespace kv::gpu {
 
 enum class JobMode { DIRECT, STAGED, SERVER_GATHER };
-const char* name_of(JobMode mode);
+
+inline const char* name_of(JobMode mode) {
+    constexpr const char* NAMES[] = {"direct", "staged", "server-gather"};
+    return NAMES[static_cast<size_t>(mode)];
+}
 
 // A registered cache on the device. Jobs share it; the engine unmaps it after the last one.
 struct MappedDeviceCache {
@@ -36,13 +40,13 @@ struct MappedDeviceCache {
     std::vector<IpcHandle> handles = {};  // to be closed by Imports
     std::vector<Address> bases = {};      // of the registered buffers
     std::unique_ptr<RingPeer> ring = {};  // null: the client has no staging
-    std::unique_ptr<RingPacker> gatherer = {}, scatterer = {};
+    std::unique_ptr<Packer> gatherer = {}, scatterer = {};
 };
 
 // The mover's means of copying, the same for all jobs of a direction.
 struct DeviceTools {
     Link& link;
-    KernelPacker& packer;
+    Packer& packer;  // with our kernels
     uint64_t arena_bytes;
     DirectFrom direct_from;  // compared with the mean length of a job's copies
 };
@@ -92,7 +96,7 @@ class DeviceJob {
 
     bool reached();
     void choose_mode();
-    bool abandoned() const;
+    Way way() const { return order_.kind == JobKind::STORE ? Way::TO_HOST : Way::TO_DEVICE; }
     void halt(Status status, const std::string& code = {}, const std::string& message = {});
     bool launch(bool alone);
     bool launch_stretch();
@@ -110,16 +114,16 @@ class DeviceJob {
     const DeviceTools& tools_;
 
     std::atomic<bool> stopped_{false};
-    bool begun_ = false;    // begin() returned true
-    bool halted_ = false;   // nothing more is begun
-    bool reached_ = false;  // the link reaches all its slots
+    bool submitted_ = false;  // the word is ours, from SUBMITTED to its end
+    bool begun_ = false;      // begin() returned true
+    bool halted_ = false;     // nothing more is begun
+    bool reached_ = false;    // the link reaches all its slots
     JobMode mode_ = JobMode::DIRECT;
     std::optional<ShardPlan> shards_;
     std::optional<Plan> plan_;  // of a direct job
     uint64_t next_ = 0;         // where the next stretch of plan_ begins
     uint64_t stretch_bytes_ = 0;
-    std::optional<Cutter> cutter_;            // of the others
-    std::unique_ptr<Packer> kernel_service_;  // of a server-gather job
+    std::optional<Cutter> cutter_;  // of the others
     Packer* packer_ = nullptr;
     std::deque<Flight> flights_;
     uint64_t landed_bytes_ = 0;

@@ -73,8 +73,8 @@ class SelfTest {
           arena_(memory_.get(), ARENA_BYTES, "the self-test's arena"),
           board_(std::make_shared<Board>(words_.get(), WORD + 1)),
           link_(make_link(driver, arena_reach, arena_, {UNIT_BYTES, SEGMENT_BYTES, 1})),
-          gatherer_(driver, kernels, Kernels::Way::GATHER, SEGMENT_BYTES),
-          scatterer_(driver, kernels, Kernels::Way::SCATTER, SEGMENT_BYTES),
+          gatherer_(make_kernel_packer(driver, kernels, Way::TO_HOST, SEGMENT_BYTES)),
+          scatterer_(make_kernel_packer(driver, kernels, Way::TO_DEVICE, SEGMENT_BYTES)),
           pool_(take_pool(driver)),
           seen_(driver, pool_.bytes()),
           expected_(pool_.bytes()),
@@ -88,7 +88,7 @@ class SelfTest {
     std::string run() {
         write_pattern(seen_.data(), seen_.bytes(), SEED);
         std::copy_n(seen_.data(), seen_.bytes(), expected_.data());
-        driver_.copy_to_device(pool_.address(), seen_.data(), pool_.bytes(), stream_.get());
+        driver_.copy(Way::TO_DEVICE, seen_.data(), pool_.address(), pool_.bytes(), stream_.get());
         wait();
         const std::vector<int32_t> first{5, 0, 3, 6}, second{1, 2, 8, 7}, third{4, 0, 6, 3};
         if (std::string problem = round_trip(JobMode::SERVER_GATHER, first, second); !problem.empty()) return problem;
@@ -108,14 +108,14 @@ class SelfTest {
         if (std::string problem = run(JobKind::STORE, mode, from); !problem.empty()) return problem;
         if (std::string problem = run(JobKind::RETRIEVE, mode, to); !problem.empty()) return problem;
         move_blocks(expected_.data(), from, to);
-        driver_.copy_to_host(seen_.data(), pool_.address(), pool_.bytes(), stream_.get());
+        driver_.copy(Way::TO_HOST, seen_.data(), pool_.address(), pool_.bytes(), stream_.get());
         wait();
         if (std::equal(expected_.begin(), expected_.end(), seen_.data())) return {};
         return format("bytes came back wrong (%s, %s)", name_of(mode), link_->name().c_str());
     }
 
     std::string run(JobKind kind, JobMode mode, const std::vector<int32_t>& block_ids) {
-        const DeviceTools tools{*link_, kind == JobKind::STORE ? gatherer_ : scatterer_, ARENA_BYTES, UINT64_MAX};
+        const DeviceTools tools{*link_, kind == JobKind::STORE ? *gatherer_ : *scatterer_, ARENA_BYTES, UINT64_MAX};
         const uint64_t generation = board_->begin(WORD);
         DeviceJob job({1, kind, 1, WORD, generation, copies_of(block_ids)}, mode, make_cache(pool_), board_, tools);
         const auto deadline = std::chrono::steady_clock::now() + DEADLINE;
@@ -143,7 +143,7 @@ class SelfTest {
     Mapping arena_;
     std::shared_ptr<Board> board_;
     std::unique_ptr<Link> link_;
-    KernelPacker gatherer_, scatterer_;
+    std::unique_ptr<Packer> gatherer_, scatterer_;
     DeviceMemory pool_;
     PinnedMemory seen_;
     std::vector<std::byte> expected_;

@@ -1,8 +1,6 @@
 #include "gpu/engine/link.h"
 
 #include "base/check.h"
-#include "gpu/engine/bounce_link.h"
-#include "gpu/engine/registered_link.h"
 
 namespace kv::gpu {
 
@@ -14,10 +12,10 @@ std::unique_ptr<Link> make_link(const Driver& driver, const std::string& reach, 
         if (!driver.can_register()) {
             throw Refusal("arena-reach", driver.library() + " has no call that registers host memory");
         }
-        return std::make_unique<RegisteredLink>(driver, arena, options.unit_bytes);
+        return make_registered_link(driver, arena, options.unit_bytes);
     }
     if (reach == "bounce" || reach == "auto") {
-        return std::make_unique<BounceLink>(driver, arena, options.bounce_bytes, options.bounce_threads);
+        return make_bounce_link(driver, arena, options.bounce_bytes, options.bounce_threads);
     }
     throw Refusal("arena-reach", "\"" + reach + "\" must be register, bounce or auto");
 }

@@ -1,7 +1,7 @@
 // The link between device memory and the arena.
 //
-// Two kinds: the arena is registered with the driver, so that DMA reaches it (registered_link.h), or threads copy
-// through pinned memory of our own (bounce_link.h).
+// Two kinds: the arena is registered with the driver, so that DMA reaches it (registered_link.cpp), or threads copy
+// through pinned memory of our own (bounce_link.cpp).
 //
 // Each direction belongs to one thread, its pump; the device is current there. No call blocks.
 
@@ -23,8 +23,6 @@ struct LinkCopy {
     uint64_t arena_offset;
     uint64_t bytes;
 };
-
-enum class Way { TO_ARENA, TO_DEVICE };
 
 // The result of prepare(). ONE: one piece was made ready. LATER: only pieces are left that nobody has asked for. ALL:
 // no piece is left.
@@ -58,6 +56,11 @@ struct LinkOptions {
     uint64_t bounce_bytes;  // size of one buffer if the arena cannot be registered
     int bounce_threads;
 };
+
+// Registers nothing yet. `arena` must outlive the links, here and below.
+std::unique_ptr<Link> make_registered_link(const Driver& driver, const Mapping& arena, uint64_t unit_bytes);
+// Takes pinned memory of eight times buffer_bytes.
+std::unique_ptr<Link> make_bounce_link(const Driver& driver, const Mapping& arena, uint64_t buffer_bytes, int threads);
 
 // `reach`: "register", "bounce", or "auto" for the kind that is known to work well with the vendor.
 // Refusal("arena-reach").

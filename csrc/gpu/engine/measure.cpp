@@ -36,13 +36,14 @@ class Bench {
           stream_(driver, /*high_priority=*/false),
           event_(driver) {}
 
-    LinkSpeed measure(bool to_host) {
-        const double ceiling = gbps([&] { copy_whole(to_host); });
+    LinkSpeed measure(Way way) {
+        const double ceiling =
+            gbps([&] { driver_.copy(way, host_.data(), device_.address(), host_.bytes(), stream_.get()); });
         LinkSpeed speed{ceiling, {UINT64_MAX, UINT64_MAX}};
         bool as_good_as_staged = true;
         for (uint64_t bytes = COPY_BYTES_MAX; bytes >= COPY_BYTES_MIN; bytes /= 2) {
-            const std::vector<BatchCopy> copies = scattered(bytes, to_host);
-            const double share = gbps([&] { driver_.copy_batch(copies, to_host, stream_.get()); }) / ceiling;
+            const std::vector<BatchCopy> copies = scattered(bytes);
+            const double share = gbps([&] { driver_.copy_batch(way, copies, stream_.get()); }) / ceiling;
             if (share < BETTER_THAN_BARE) break;
             speed.direct_from.bare_bytes = bytes;
             as_good_as_staged = as_good_as_staged && share >= AS_GOOD_AS_STAGED;
@@ -66,24 +67,14 @@ class Bench {
         return best;
     }
 
-    void copy_whole(bool to_host) {
-        if (to_host) {
-            driver_.copy_to_host(host_.data(), device_.address(), host_.bytes(), stream_.get());
-        } else {
-            driver_.copy_to_device(device_.address(), host_.data(), host_.bytes(), stream_.get());
-        }
-    }
-
     // The rate for all the scratch memory in copies of that length. Neighbours on the host are not adjacent on the
     // device.
-    std::vector<BatchCopy> scattered(uint64_t bytes, bool to_host) const {
+    std::vector<BatchCopy> scattered(uint64_t bytes) const {
         constexpr uint64_t STRIDE = 7;  // coprime to every power of two
         const uint64_t count = host_.bytes() / bytes;
         std::vector<BatchCopy> copies;
         for (uint64_t i = 0; i < count; ++i) {
-            const Address host = host_.address() + i * bytes;
-            const Address device = device_.address() + i * STRIDE % count * bytes;
-            copies.push_back(to_host ? BatchCopy{host, device, bytes} : BatchCopy{device, host, bytes});
+            copies.push_back({host_.address() + i * bytes, device_.address() + i * STRIDE % count * bytes, bytes});
         }
         return copies;
     }
@@ -99,7 +90,7 @@ class Bench {
 
 Measured measure(const Driver& driver) {
     Bench bench(driver);
-    return {bench.measure(/*to_host=*/true), bench.measure(/*to_host=*/false)};
+    return {bench.measure(Way::TO_HOST), bench.measure(Way::TO_DEVICE)};
 }
 
 }  // namespace kv::gpu

@@ -1,131 +1,159 @@
 #include "gpu/engine/packer.h"
 
 #include <algorithm>
+#include <array>
 #include <cinttypes>
-#include <span>
+#include <deque>
 #include <utility>
 
 #include "base/check.h"
 #include "gpu/kernels/piece.h"
+#include "gpu/staging/expand.h"
 #include "gpu/staging/stretches.h"
 
 namespace kv::gpu {
-
-// ------------------------------------------------------------------ RingPacker
-
-RingPacker::RingPacker(RingPeer& ring, uint32_t lane, Address staging, uint64_t segment_bytes)
-    : ring_(ring), lane_(lane), staging_(staging), segment_bytes_(segment_bytes) {}
-
-SegmentLimits RingPacker::limits() const { return {segment_bytes_, PIECES_MAX, LIST_BYTES}; }
-
-Address RingPacker::segment_address(uint32_t segment) const {
-    return staging_ + segment_offset(lane_, segment, segment_bytes_);
-}
-
-std::optional<uint32_t> RingPacker::claim() {
-    collect();
-    for (uint32_t step = 0; step < SEGMENTS; ++step) {
-        const uint32_t segment = (next_ + step) % SEGMENTS;
-        if (uses_[segment] != Use::FREE) continue;
-        uses_[segment] = Use::CLAIMED;
-        next_ = (segment + 1) % SEGMENTS;
-        return segment;
-    }
-    return std::nullopt;
-}
-
-// Frees segments that the client has finished for jobs that are gone.
-void RingPacker::collect() {
-    for (uint32_t segment = 0; segment < SEGMENTS; ++segment) {
-        if (uses_[segment] == Use::LEFT && poll(segment) != PackState::WAITING) {
-            ring_.recycle(lane_, segment);
-            uses_[segment] = Use::FREE;
-        }
-    }
-}
-
-void RingPacker::begin(uint32_t segment, uint64_t job, const std::vector<StagedStretch>& stretches) {
-    KV_ASSERT(uses_[segment] == Use::CLAIMED);
-    uses_[segment] = ring_.ask(lane_, segment, job, stretches) ? Use::ASKED : Use::SPOILT;
-}
-
-PackState RingPacker::poll(uint32_t segment) {
-    if (uses_[segment] == Use::SPOILT) return PackState::FAULT;
-    switch (ring_.state(lane_, segment)) {
-        case SegmentState::ASKED:
-        case SegmentState::TAKEN:
-            return PackState::WAITING;
-        case SegmentState::DONE:
-            return PackState::DONE;
-        case SegmentState::EMPTY:
-        case SegmentState::FAULT:
-            return PackState::FAULT;
-    }
-    return PackState::FAULT;
-}
-
-void RingPacker::recycle(uint32_t segment) {
-    if (uses_[segment] != Use::CLAIMED) ring_.recycle(lane_, segment);
-    uses_[segment] = Use::FREE;
-}
-
-bool RingPacker::let_go(uint32_t segment) {
-    if (uses_[segment] == Use::ASKED && ring_.withdraw(lane_, segment)) {
-        uses_[segment] = Use::FREE;
-    } else if (poll(segment) != PackState::WAITING) {
-        recycle(segment);
-    } else {
-        uses_[segment] = Use::LEFT;
-    }
-    return true;
-}
-
-// ------------------------------------------------------------------ KernelPacker
-
 namespace {
 
+// ------------------------------------------------------------------ by the client
+
+class RingPacker : public Packer {
+  public:
+    RingPacker(RingPeer& ring, uint32_t lane, Address staging, uint64_t segment_bytes)
+        : ring_(ring), lane_(lane), staging_(staging), segment_bytes_(segment_bytes) {}
+
+    SegmentLimits limits() const override { return {segment_bytes_, PIECES_MAX, LIST_BYTES}; }
+    Address segment_address(uint32_t segment) const override {
+        return staging_ + segment_offset(lane_, segment, segment_bytes_);
+    }
+    const Event* packed(uint32_t) const override { return nullptr; }
+
+    std::optional<uint32_t> claim() override {
+        collect();
+        for (uint32_t step = 0; step < SEGMENTS; ++step) {
+            const uint32_t segment = (next_ + step) % SEGMENTS;
+            if (uses_[segment] != Use::FREE) continue;
+            uses_[segment] = Use::CLAIMED;
+            next_ = (segment + 1) % SEGMENTS;
+            return segment;
+        }
+        return std::nullopt;
+    }
+
+    void begin(uint32_t segment, uint64_t job, const Pool&, const std::vector<StagedStretch>& stretches) override {
+        KV_ASSERT(uses_[segment] == Use::CLAIMED);
+        uses_[segment] = ring_.ask(lane_, segment, job, stretches) ? Use::ASKED : Use::SPOILT;
+    }
+
+    PackState poll(uint32_t segment) override {
+        if (uses_[segment] == Use::SPOILT) return PackState::FAULT;
+        switch (ring_.state(lane_, segment)) {
+            case SegmentState::ASKED:
+            case SegmentState::TAKEN:
+                return PackState::WAITING;
+            case SegmentState::DONE:
+                return PackState::DONE;
+            case SegmentState::EMPTY:
+            case SegmentState::FAULT:
+                return PackState::FAULT;
+        }
+        return PackState::FAULT;
+    }
+
+    void recycle(uint32_t segment) override {
+        if (uses_[segment] != Use::CLAIMED) ring_.recycle(lane_, segment);
+        uses_[segment] = Use::FREE;
+    }
+
+    bool let_go(uint32_t segment) override {
+        if (uses_[segment] == Use::ASKED && ring_.withdraw(lane_, segment)) {
+            uses_[segment] = Use::FREE;
+        } else if (poll(segment) != PackState::WAITING) {
+            recycle(segment);
+        } else {
+            uses_[segment] = Use::LEFT;
+        }
+        return true;
+    }
+
+  private:
+    // SPOILT: the client wrote a word that belongs to us. LEFT: the client has the segment, and no job waits for it.
+    enum class Use { FREE, CLAIMED, ASKED, SPOILT, LEFT };
+
+    // Frees segments that the client has finished for jobs that are gone.
+    void collect() {
+        for (uint32_t segment = 0; segment < SEGMENTS; ++segment) {
+            if (uses_[segment] == Use::LEFT && poll(segment) != PackState::WAITING) recycle(segment);
+        }
+    }
+
+    RingPeer& ring_;
+    const uint32_t lane_;
+    const Address staging_;
+    const uint64_t segment_bytes_;
+    std::array<Use, SEGMENTS> uses_{};
+    uint32_t next_ = 0;
+};
+
+// ------------------------------------------------------------------ by our kernels
+
+constexpr uint32_t KERNEL_SEGMENTS = 2;
 constexpr uint64_t SEGMENT_BYTES_LEAST = 16 << 20;  // halving stops here
 constexpr uint64_t MEAN_PIECE_BYTES = 256;          // smaller pieces fill a segment's list before its bytes
 
-}  // namespace
-
-// The packer of one job. The KernelPacker owns the segments.
-class KernelService : public Packer {
+class KernelPacker : public Packer {
   public:
-    KernelService(KernelPacker& packer, Pool pool) : packer_(packer), pool_(std::move(pool)) {}
+    KernelPacker(const Driver& driver, const Kernels& kernels, Way way, uint64_t segment_bytes)
+        : driver_(driver),
+          kernels_(kernels),
+          way_(way),
+          segment_bytes_(segment_bytes),
+          stream_(driver, /*high_priority=*/way == Way::TO_DEVICE) {}
+
+    void prepare() override {
+        if (memory_) return;
+        const uint64_t wanted = segment_bytes_;
+        while (!(memory_ = DeviceMemory::take(driver_, KERNEL_SEGMENTS * segment_bytes_))) {
+            if (segment_bytes_ / 2 < SEGMENT_BYTES_LEAST) {
+                segment_bytes_ = wanted;
+                throw Refusal("device-memory", format("no %" PRIu64 " bytes of device memory are left for staging",
+                                                      KERNEL_SEGMENTS * SEGMENT_BYTES_LEAST));
+            }
+            segment_bytes_ /= 2;
+        }
+        for (uint32_t i = 0; i < KERNEL_SEGMENTS; ++i) {
+            segments_.emplace_back(driver_, pieces_max(), memory_->address() + i * segment_bytes_);
+        }
+    }
 
     // Less than pieces_max(), because a piece may be cut in two when a stretch is expanded in parts.
-    SegmentLimits limits() const override { return {packer_.segment_bytes_, packer_.pieces_max() / 8 * 7, UINT64_MAX}; }
-    Address segment_address(uint32_t segment) const override { return packer_.segments_[segment].address; }
+    SegmentLimits limits() const override { return {segment_bytes_, pieces_max() / 8 * 7, UINT64_MAX}; }
+    Address segment_address(uint32_t segment) const override { return segments_[segment].address; }
+    const Event* packed(uint32_t segment) const override { return &segments_[segment].event; }
 
     std::optional<uint32_t> claim() override {
-        const uint32_t segment = packer_.next_;
-        if (packer_.segments_[segment].claimed) return std::nullopt;
-        packer_.segments_[segment].claimed = true;
-        packer_.next_ = (segment + 1) % KernelPacker::SEGMENTS_OF_LANE;
+        const uint32_t segment = next_;
+        if (segments_[segment].claimed) return std::nullopt;
+        segments_[segment].claimed = true;
+        next_ = (segment + 1) % KERNEL_SEGMENTS;
         return segment;
     }
 
-    void begin(uint32_t segment, uint64_t, const std::vector<StagedStretch>& stretches) override {
-        KernelPacker::Segment& target = packer_.segments_[segment];
+    void begin(uint32_t segment, uint64_t, const Pool& pool, const std::vector<StagedStretch>& stretches) override {
+        Segment& target = segments_[segment];
         KV_ASSERT(target.claimed && !target.begun);
         listed_ = 0;
-        for (const StagedStretch& stretch : stretches) add(stretch, target);
+        for (const StagedStretch& stretch : stretches) add(stretch, pool, target);
         list(target);
-        packer_.kernels_.launch(packer_.way_, target.pieces.address(), listed_, target.address, packer_.stream_);
-        target.event.record(packer_.stream_);
+        kernels_.launch(way_, target.pieces.address(), listed_, target.address, stream_);
+        target.event.record(stream_);
         target.begun = true;
     }
 
     PackState poll(uint32_t segment) override {
-        return packer_.segments_[segment].event.done() ? PackState::DONE : PackState::WAITING;
+        return segments_[segment].event.done() ? PackState::DONE : PackState::WAITING;
     }
-    const Event* packed(uint32_t segment) const override { return &packer_.segments_[segment].event; }
 
-    void recycle(uint32_t segment) override {
-        packer_.segments_[segment].claimed = false;
-        packer_.segments_[segment].begun = false;
-    }
+    void recycle(uint32_t segment) override { segments_[segment].claimed = segments_[segment].begun = false; }
 
     bool let_go(uint32_t segment) override {
         if (poll(segment) == PackState::WAITING) return false;
@@ -134,63 +162,62 @@ class KernelService : public Packer {
     }
 
   private:
+    struct Segment {
+        Segment(const Driver& driver, uint64_t pieces_max, Address address_)
+            : address(address_), pieces(driver, pieces_max * sizeof(Piece)), event(driver) {}
+        Address address;
+        PinnedMemory pieces;
+        Event event;
+        bool claimed = false;
+        bool begun = false;
+    };
+
+    uint64_t pieces_max() const { return std::max<uint64_t>(PIECES_MAX, segment_bytes_ / MEAN_PIECE_BYTES); }
+
     // Lists the pieces of a stretch, expanded in as many parts as necessary.
-    void add(const StagedStretch& stretch, KernelPacker::Segment& target) {
+    void add(const StagedStretch& stretch, const Pool& pool, Segment& target) {
         const auto& [shard, staging, begin, end] = stretch;
-        if (expand(pool_.layout, shard, begin, end, staging, pool_.bases, pieces_)) return;
+        if (expand(pool.layout, shard, begin, end, staging, pool.bases, pieces_)) return;
         if (!pieces_.empty()) {
             list(target);
-            add(stretch, target);
+            add(stretch, pool, target);
             return;
         }
         const uint64_t middle = begin + (end - begin) / 2;
-        add({shard, staging, begin, middle}, target);
-        add({shard, staging + static_cast<uint32_t>(middle - begin), middle, end}, target);
+        add({shard, staging, begin, middle}, pool, target);
+        add({shard, staging + static_cast<uint32_t>(middle - begin), middle, end}, pool, target);
     }
 
     // Appends pieces to the segment's list. The list is launched once, although parts could begin sooner: each launch
     // may have to wait for its turn beside the engine's kernels.
-    void list(KernelPacker::Segment& target) {
-        KV_ASSERT(listed_ + pieces_.size() <= packer_.pieces_max());
+    void list(Segment& target) {
+        KV_ASSERT(listed_ + pieces_.size() <= pieces_max());
         std::ranges::copy(std::as_bytes(std::span(pieces_)), target.pieces.data() + listed_ * sizeof(Piece));
         listed_ += static_cast<uint32_t>(pieces_.size());
         pieces_.clear();
     }
 
-    KernelPacker& packer_;
-    const Pool pool_;
-    std::vector<Piece> pieces_;
-    uint32_t listed_ = 0;  // pieces of the segment that begin() fills
+    const Driver& driver_;
+    const Kernels& kernels_;
+    const Way way_;
+    uint64_t segment_bytes_;
+    Stream stream_;
+    std::optional<DeviceMemory> memory_;
+    std::deque<Segment> segments_;
+    uint32_t next_ = 0;
+    std::vector<Piece> pieces_;  // of the stretch that begin() expands
+    uint32_t listed_ = 0;        // pieces of the segment that begin() fills
 };
 
-KernelPacker::KernelPacker(const Driver& driver, const Kernels& kernels, Kernels::Way way, uint64_t segment_bytes)
-    : driver_(driver),
-      kernels_(kernels),
-      way_(way),
-      segment_bytes_(segment_bytes),
-      stream_(driver, /*high_priority=*/way == Kernels::Way::SCATTER) {}
+}  // namespace
 
-uint64_t KernelPacker::pieces_max() const { return std::max<uint64_t>(PIECES_MAX, segment_bytes_ / MEAN_PIECE_BYTES); }
-
-void KernelPacker::prepare() {
-    if (memory_) return;
-    const uint64_t wanted = segment_bytes_;
-    while (!(memory_ = DeviceMemory::take(driver_, SEGMENTS_OF_LANE * segment_bytes_))) {
-        if (segment_bytes_ / 2 < SEGMENT_BYTES_LEAST) {
-            segment_bytes_ = wanted;
-            throw Refusal("device-memory", format("no %" PRIu64 " bytes of device memory are left for staging",
-                                                  SEGMENTS_OF_LANE * SEGMENT_BYTES_LEAST));
-        }
-        segment_bytes_ /= 2;
-    }
-    for (uint32_t i = 0; i < SEGMENTS_OF_LANE; ++i) {
-        segments_.emplace_back(driver_, pieces_max(), memory_->address() + i * segment_bytes_);
-    }
+std::unique_ptr<Packer> make_ring_packer(RingPeer& ring, uint32_t lane, Address staging, uint64_t segment_bytes) {
+    return std::make_unique<RingPacker>(ring, lane, staging, segment_bytes);
 }
 
-std::unique_ptr<Packer> KernelPacker::serve(const Pool& pool) {
-    KV_ASSERT(memory_.has_value());
-    return std::make_unique<KernelService>(*this, pool);
+std::unique_ptr<Packer> make_kernel_packer(const Driver& driver, const Kernels& kernels, Way way,
+                                           uint64_t segment_bytes) {
+    return std::make_unique<KernelPacker>(driver, kernels, way, segment_bytes);
 }
 
 }  // namespace kv::gpu

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "base/named_thread.h"
+#include "base/threads.h"
 
 namespace kv::gpu {
 namespace {

@@ -36,25 +36,21 @@ ShardPlan::ShardPlan(const Layout& layout, const std::vector<CopyGroup>& copy_gr
 
 void ShardPlan::add_shards(const Group& group, const CopyGroup& copy, JobKind kind) {
     const uint64_t per_chunk = group.blocks_per_chunk;
-    const uint64_t lead = copy.first_block % per_chunk;
-    for (uint64_t chunk = 0; chunk < copy.slots.size(); ++chunk) {
-        if (copy.slots[chunk] == SKIP) continue;
-        const uint64_t begin = std::max(chunk * per_chunk, lead);
-        const uint64_t end = std::min((chunk + 1) * per_chunk, lead + copy.block_ids.size());
+    visit_chunks(copy, per_chunk, [&](uint64_t chunk, uint64_t begin, uint64_t end) {
         if (kind == JobKind::STORE && end - begin != per_chunk) {
             throw Refusal("slots", format("%" PRIu64 " of %" PRIu64 " blocks of a chunk came to be stored", end - begin,
                                           per_chunk));
         }
-        const std::span<const int32_t> ids = std::span(copy.block_ids).subspan(begin - lead, end - begin);
+        const std::span<const int32_t> ids = std::span(copy.block_ids).subspan(begin, end - begin);
         Shard& shard = shards_.emplace_back();
         shard.group = static_cast<uint32_t>(copy.group);
-        shard.first_in_chunk = static_cast<uint32_t>(begin - chunk * per_chunk);
+        shard.first_in_chunk = static_cast<uint32_t>((copy.first_block + begin) % per_chunk);
         shard.arena_offset = static_cast<uint64_t>(copy.slots[chunk]);
         shard.block_ids.assign(ids.begin(), ids.end());
         shard.bytes = group.shard_bytes;
         bytes_ += shard.bytes;
         count_copies(group, shard);
-    }
+    });
 }
 
 void ShardPlan::count_copies(const Group& group, const Shard& shard) {

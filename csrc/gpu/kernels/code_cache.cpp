@@ -22,22 +22,14 @@ struct Head {
 constexpr char MAGIC[8] = {'K', 'V', 'C', 'O', 'D', 'E', '0', '1'};
 constexpr uint64_t CODE_BYTES_MAX = 64 << 20;
 
-struct Digest {
-    uint64_t first;
-    uint64_t second;
-};
-
-Digest digest_of(const std::string& key) {
+std::filesystem::path file_of(const std::string& directory, const std::string& key) {
     const auto bytes = std::as_bytes(std::span(key));
-    return {checksum(bytes, 0), checksum(bytes, 1)};
+    const std::string name = format("kernels-%016lx%016lx.bin", checksum(bytes, 0), checksum(bytes, 1));
+    return std::filesystem::path(directory) / name;
 }
 
-std::filesystem::path file_of(const std::string& directory, const Digest& digest) {
-    return std::filesystem::path(directory) / format("kernels-%016lx%016lx.bin", digest.first, digest.second);
-}
-
-uint64_t check_of(const std::vector<char>& code, const Digest& digest) {
-    return checksum(std::as_bytes(std::span(code)), digest.first);
+uint64_t check_of(const std::vector<char>& code, const std::string& key) {
+    return checksum(std::as_bytes(std::span(code)), checksum(std::as_bytes(std::span(key)), 0));
 }
 
 // Whether only this user can have written the file: its code runs on the GPU with the engine's data.
@@ -49,10 +41,9 @@ bool trusted(const std::filesystem::path& file) {
 
 }  // namespace
 
-std::optional<std::vector<char>> CodeCache::find(const std::string& key) const {
-    if (directory_.empty()) return std::nullopt;
-    const Digest digest = digest_of(key);
-    const std::filesystem::path file = file_of(directory_, digest);
+std::optional<std::vector<char>> find_code(const std::string& directory, const std::string& key) {
+    if (directory.empty()) return std::nullopt;
+    const std::filesystem::path file = file_of(directory, key);
     if (!trusted(file)) return std::nullopt;
     std::ifstream stream(file, std::ios::binary);
     Head head;
@@ -60,18 +51,17 @@ std::optional<std::vector<char>> CodeCache::find(const std::string& key) const {
     if (std::memcmp(head.magic, MAGIC, sizeof MAGIC) != 0 || head.code_bytes > CODE_BYTES_MAX) return std::nullopt;
     std::vector<char> code(head.code_bytes);
     if (!stream.read(code.data(), static_cast<std::streamsize>(code.size()))) return std::nullopt;
-    if (head.check != check_of(code, digest)) return std::nullopt;
+    if (head.check != check_of(code, key)) return std::nullopt;
     return code;
 }
 
-void CodeCache::keep(const std::string& key, const std::vector<char>& code) const {
-    if (directory_.empty()) return;
-    const Digest digest = digest_of(key);
-    const std::filesystem::path file = file_of(directory_, digest);
+void keep_code(const std::string& directory, const std::string& key, const std::vector<char>& code) {
+    if (directory.empty()) return;
+    const std::filesystem::path file = file_of(directory, key);
     const std::filesystem::path unfinished = file.string() + format(".%d", static_cast<int>(getpid()));
     std::error_code refused;
-    std::filesystem::create_directories(directory_, refused);
-    Head head{{}, code.size(), check_of(code, digest)};
+    std::filesystem::create_directories(directory, refused);
+    Head head{{}, code.size(), check_of(code, key)};
     std::memcpy(head.magic, MAGIC, sizeof MAGIC);
     std::ofstream stream(unfinished, std::ios::binary | std::ios::trunc);
     std::filesystem::permissions(unfinished, std::filesystem::perms::owner_read | std::filesystem::perms::owner_write,

@@ -8,22 +8,13 @@
 
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace kv::gpu {
 
-class CodeCache {
-  public:
-    // `directory` is made if it is missing; "": no cache.
-    explicit CodeCache(std::string directory) : directory_(std::move(directory)) {}
-
-    // `key`: the whole text of source, options, architecture and compiler version.
-    std::optional<std::vector<char>> find(const std::string& key) const;
-    void keep(const std::string& key, const std::vector<char>& code) const;
-
-  private:
-    std::string directory_;
-};
+// `key`: the whole text of source, options, architecture and compiler version. `directory`: made if it is missing; "":
+// no cache, here and below.
+std::optional<std::vector<char>> find_code(const std::string& directory, const std::string& key);
+void keep_code(const std::string& directory, const std::string& key, const std::vector<char>& code);
 
 }  // namespace kv::gpu

@@ -32,14 +32,13 @@ std::optional<Module> loaded(const Driver& driver, const std::vector<char>& code
 
 // Compiles for exactly this device, or takes the code of an earlier start. RtcError or DriverError when both fail.
 Module compiled(const Driver& driver, const Rtc& rtc, const std::string& arch, const std::string& cache_dir) {
-    const CodeCache cache(cache_dir);
     const std::string key = cache_key(rtc, arch);
-    if (const auto kept = cache.find(key)) {
+    if (const auto kept = find_code(cache_dir, key)) {
         if (auto module = loaded(driver, *kept)) return std::move(*module);
     }
     const std::vector<char> code = rtc.compile(arch);
     Module module(driver, code.data());
-    cache.keep(key, code);
+    keep_code(cache_dir, key, code);
     return module;
 }
 
@@ -79,7 +78,7 @@ void Kernels::launch(Way way, Address pieces, uint32_t count, Address segment, c
     const unsigned blocks = std::min(blocks_max_, (count + CREWS_OF_A_BLOCK - 1) / CREWS_OF_A_BLOCK);
     unsigned crews = blocks * CREWS_OF_A_BLOCK;
     void* arguments[] = {&pieces, &count, &segment, &crews};
-    driver_.launch(way == Way::GATHER ? gather_ : scatter_, blocks, THREADS, stream.get(), arguments);
+    driver_.launch(way == Way::TO_HOST ? gather_ : scatter_, blocks, THREADS, stream.get(), arguments);
 }
 
 }  // namespace kv::gpu

@@ -31,9 +31,8 @@ class Kernels {
 
     const KernelReport& report() const { return report_; }
 
-    enum class Way { GATHER, SCATTER };  // pool to staging, staging to pool
-    // Enqueues the copy of `count` pieces. `pieces`: device address of their list, which must stay until the copy
-    // ended.
+    // Enqueues the copy of `count` pieces: TO_HOST gathers from pool to staging, TO_DEVICE scatters. `pieces`: device
+    // address of their list, which must stay until the copy ended.
     void launch(Way way, Address pieces, uint32_t count, Address segment, const Stream& stream) const;
 
   private:

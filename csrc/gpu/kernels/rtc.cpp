@@ -56,10 +56,9 @@ Rtc::Rtc(const Driver& driver, const std::string& library)
     const bool cuda = vendor_ == Vendor::CUDA;
     const Opened opened = find(driver, library);
     if (!opened.handle) throw RtcError("no run-time compiler: " + opened.problem);
-    library_ = opened.path;
     const auto look_up = [&](const char* symbol) {
         void* const found = dlsym(opened.handle, symbol);
-        if (!found) throw RtcError(library_ + " lacks " + symbol);
+        if (!found) throw RtcError(opened.path + " lacks " + symbol);
         return found;
     };
 #define KV_LOOK_UP(field, type, cuda_name, hip_name) \
@@ -68,7 +67,7 @@ Rtc::Rtc(const Driver& driver, const std::string& library)
 #undef KV_LOOK_UP
     int major = 0;
     int minor = 0;
-    if (calls_->version(&major, &minor) != 0) throw RtcError(library_ + " does not tell its version");
+    if (calls_->version(&major, &minor) != 0) throw RtcError(opened.path + " does not tell its version");
     name_ = format("%s %d.%d", cuda ? "nvrtc" : "hiprtc", major, minor);
 }
 

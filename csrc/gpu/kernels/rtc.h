@@ -23,7 +23,6 @@ class Rtc {
     ~Rtc();
 
     const std::string& name() const { return name_; }  // "nvrtc 13.0"
-    const std::string& library() const { return library_; }
 
     // The compiler's options for `arch` ("sm_90", "gfx942").
     std::vector<std::string> options(const std::string& arch) const;
@@ -34,7 +33,6 @@ class Rtc {
     struct Calls;
 
     const Vendor vendor_;
-    std::string library_;
     std::string name_;
     std::unique_ptr<Calls> calls_;
 };

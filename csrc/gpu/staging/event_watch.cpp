@@ -10,8 +10,8 @@
 #include <optional>
 #include <thread>
 
-#include "base/named_thread.h"
-#include "base/shared_memory.h"
+#include "base/completion_queue.h"
+#include "base/threads.h"
 #include "gpu/driver/handles.h"
 
 namespace kv::gpu {
@@ -30,7 +30,7 @@ struct Watched {
 }  // namespace
 
 struct EventWatch::Work {
-    Work(const Driver& driver_, int ordinal_) : driver(driver_), ordinal(ordinal_), event(create_eventfd()) {
+    Work(const Driver& driver_, int ordinal_) : driver(driver_), ordinal(ordinal_) {
         thread = start_thread("kv-events", [this] { run(); });
     }
 
@@ -62,31 +62,25 @@ struct EventWatch::Work {
 
     // Moves finished tickets to `completed`. Whether there were any.
     bool poll(std::vector<Watched>& watched) {
-        std::vector<std::pair<uint64_t, bool>> ended;
-        std::erase_if(watched, [&](const Watched& one) {
+        const auto ended = std::erase_if(watched, [&](const Watched& one) {
             try {
                 if (!driver.event_done(one.event)) return false;
-                ended.emplace_back(one.ticket, true);
+                completed.push({one.ticket, true});
             } catch (const DriverError&) {
-                ended.emplace_back(one.ticket, false);
+                completed.push({one.ticket, false});
             }
             return true;
         });
-        if (ended.empty()) return false;
-        const std::lock_guard lock(mutex);
-        completed.insert(completed.end(), ended.begin(), ended.end());
-        signal_eventfd(event.get());
-        return true;
+        return ended > 0;
     }
 
     const Driver& driver;
     const int ordinal;
     const pid_t owner = ::getpid();
-    Descriptor event;
+    CompletionQueue<std::pair<uint64_t, bool>> completed;
     std::mutex mutex;
     std::condition_variable changed;
     std::vector<Watched> news;
-    std::vector<std::pair<uint64_t, bool>> completed;
     bool closing = false;
     std::thread thread;
 };
@@ -114,11 +108,8 @@ void EventWatch::watch(uint64_t ticket, EventPointer event) {
     work_->changed.notify_one();
 }
 
-int EventWatch::eventfd() const { return work_->event.get(); }
+int EventWatch::eventfd() const { return work_->completed.eventfd(); }
 
-std::vector<std::pair<uint64_t, bool>> EventWatch::completed() {
-    const std::lock_guard lock(work_->mutex);
-    return std::exchange(work_->completed, {});
-}
+std::vector<std::pair<uint64_t, bool>> EventWatch::completed() { return work_->completed.take(SIZE_MAX); }
 
 }  // namespace kv::gpu

@@ -3,6 +3,7 @@
 #include <cinttypes>
 
 #include "base/check.h"
+#include "gpu/driver/facts.h"
 #include "gpu/driver/handles.h"
 
 namespace kv::gpu {
@@ -25,8 +26,6 @@ Driver::Range allocation_of(const Driver& driver, Address pointer) {
     }
 }
 
-}  // namespace
-
 int device_holding(const Driver& driver, Address pointer) {
     if (const std::optional<int> ordinal = driver.device_of(pointer)) return *ordinal;
     if (driver.devices() == 1) return 0;  // also on an old ROCm, which cannot tell
@@ -34,7 +33,10 @@ int device_holding(const Driver& driver, Address pointer) {
                   format("the %s driver knows no device memory at 0x%" PRIx64, name_of(driver.vendor()), pointer));
 }
 
-Exported export_allocation(const Driver& driver, int ordinal, Address pointer, uint64_t bytes) {
+}  // namespace
+
+Exported export_memory(const Driver& driver, Address pointer, uint64_t bytes) {
+    const int ordinal = device_holding(driver, pointer);
     const Current current(driver, ordinal);
     const Driver::Range range = allocation_of(driver, pointer);
     const uint64_t offset = pointer - range.base;
@@ -45,7 +47,7 @@ Exported export_allocation(const Driver& driver, int ordinal, Address pointer, u
     }
     if (driver.ipc_capable(range.base) == false) refuse_export(driver, range.base, "it says so");
     try {
-        return {range.base, range.bytes, driver.ipc_get(range.base)};
+        return {device_id(driver, ordinal), ordinal, range.base, range.bytes, driver.ipc_get(range.base)};
     } catch (const DriverError& error) {
         refuse_export(driver, range.base, error.what());
     }

@@ -72,8 +72,7 @@ std::byte* RingMemory::list(uint32_t lane, uint32_t segment) const {
 
 // ---------------------------------------------------------------- client
 
-RingOwner::RingOwner(uint64_t segment_bytes)
-    : segment_bytes_(segment_bytes), fd_(create_ring()), memory_(fd_.get(), "the staging ring") {
+RingOwner::RingOwner(uint64_t segment_bytes) : fd_(create_ring()), memory_(fd_.get(), "the staging ring") {
     if (::madvise(memory_.mapping().data(), memory_.mapping().bytes(), MADV_DONTFORK) != 0) {
         throw_errno("madvise of the staging ring");
     }

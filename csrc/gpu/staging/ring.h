@@ -85,7 +85,6 @@ class RingOwner {
     explicit RingOwner(uint64_t segment_bytes);
 
     int fd() const { return fd_.get(); }
-    uint64_t segment_bytes() const { return segment_bytes_; }
 
     struct Asked {
         uint32_t lane;
@@ -107,7 +106,6 @@ class RingOwner {
   private:
     bool anything_asked() const;
 
-    uint64_t segment_bytes_;
     Descriptor fd_;
     RingMemory memory_;
     uint32_t next_[LANES] = {};  // where take() looks first

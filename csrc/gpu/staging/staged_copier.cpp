@@ -15,7 +15,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "base/named_thread.h"
+#include "base/threads.h"
 #include "gpu/driver/handles.h"
 #include "gpu/staging/expand.h"
 
@@ -152,7 +152,7 @@ struct StagedCopier::Work {
         }
         const uint64_t list = (asked.lane * SEGMENTS + asked.segment) * PIECE_LIST_BYTES;
         std::ranges::copy(std::as_bytes(std::span(pieces)), piece_lists.data() + list);  // perhaps none
-        const auto way = asked.lane == STORE_LANE ? Kernels::Way::GATHER : Kernels::Way::SCATTER;
+        const auto way = asked.lane == STORE_LANE ? Way::TO_HOST : Way::TO_DEVICE;
         const Address segment = staging.address() + segment_offset(asked.lane, asked.segment, segment_bytes);
         if (!pieces.empty()) {
             kernels.launch(way, piece_lists.address() + list, static_cast<uint32_t>(pieces.size()), segment,

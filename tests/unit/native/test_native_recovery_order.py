@@ -7,7 +7,7 @@ from itertools import groupby, pairwise
 import pytest
 
 from kvserver.tiers.records import NO_PARENT, DiskRecord, pack_disk, unpack_disk
-from kvserver.transfer.native import DiskTelling
+from kvserver.transfer.native import RecoveryOrder
 
 MANY = 1000
 """More records than any chunk here has."""
@@ -23,11 +23,11 @@ def record(name: str, parent: str = "", *, namespace: str = "x", generation: int
     return DiskRecord(-1, key_of(namespace), key_of(name), above, *shape)
 
 
-def telling(*devices: list[DiskRecord], chunk_most: int = MANY) -> DiskTelling:
-    return DiskTelling([b"".join(map(pack_disk, records)) for records in devices], chunk_most=chunk_most)
+def telling(*devices: list[DiskRecord], chunk_most: int = MANY) -> RecoveryOrder:
+    return RecoveryOrder([b"".join(map(pack_disk, records)) for records in devices], chunk_most=chunk_most)
 
 
-def reports(told: DiskTelling, most: int) -> Iterator[list[DiskRecord]]:
+def reports(told: RecoveryOrder, most: int) -> Iterator[list[DiskRecord]]:
     while records := told.next(most):
         yield list(unpack_disk(records))
 
@@ -112,17 +112,17 @@ def test_each_namespace_is_named_with_its_newest_generation() -> None:
     records = [record("a", namespace="y", generation=3), record("b", namespace="x", generation=8)]
     more = [record("c", namespace="y", generation=5), record("d", namespace="y", generation=4)]
     told = telling(records, more)
-    assert told.namespaces == [(key_of("x"), 8), (key_of("y"), 5)]
+    assert list(told.namespaces.items()) == [(key_of("x"), 8), (key_of("y"), 5)]
     assert told.records == 4
 
 
 def test_nothing_found_is_nothing_told() -> None:
-    told = DiskTelling([], chunk_most=1)
-    assert (told.records, told.namespaces, told.next(1), told.next(1)) == (0, [], b"", b"")
+    told = RecoveryOrder([], chunk_most=1)
+    assert (told.records, told.namespaces, told.next(1), told.next(1)) == (0, {}, b"", b"")
 
 
 def test_what_are_no_records_is_refused() -> None:
     with pytest.raises(ValueError, match="found: 145 bytes"):
-        DiskTelling([bytes(145)], chunk_most=1)
+        RecoveryOrder([bytes(145)], chunk_most=1)
     with pytest.raises(ValueError, match="chunk_most=0"):
-        DiskTelling([], chunk_most=0)
+        RecoveryOrder([], chunk_most=0)
