@@ -196,7 +196,12 @@ class Shell:
         admin = AdminDoor(self._config, self._command)
         config = self._config
         http = HttpServer(
-            self._snapshots, host=config.http_host, port=config.http_port, names=config.http_names, admin=admin
+            self._snapshots,
+            host=config.http_host,
+            port=config.http_port,
+            names=config.http_names,
+            config=msgspec.to_builtins(config),
+            admin=admin,
         )
         http.start()
         return http
