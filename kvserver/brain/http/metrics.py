@@ -296,7 +296,7 @@ class SnapshotCollector(Collector):
         )
         yield _histogram(
             "job_bytes_per_second",
-            "Bytes of a job that ended well, over the time from its first byte to its last (time in queues is left out).",
+            "Bytes of a job that ended well, over the time from its first byte to its last (without time in queues).",
             ("tier", "direction"),
             _by_tier(seen.job_bytes_per_s),
         )

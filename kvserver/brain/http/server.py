@@ -432,9 +432,8 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.setblocking(False)
         return listener
     except OSError as error:
-        raise ConfigError(
-            "http-port", f"cannot listen on http_host={host} http_port={port}: {error.strerror or error}"
-        ) from None
+        why = error.strerror if isinstance(error, socket.gaierror) or not error.errno else os.strerror(error.errno)
+        raise ConfigError("http-port", f"cannot listen on http_host={host} http_port={port}: {why}") from None
 
 
 def _refusal(status: HTTPStatus, message: str) -> Answer:
