@@ -62,17 +62,19 @@ class AdminClient:
     def _ask(
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
     ) -> tuple[int, dict[str, Any]]:
+        where = f"http://{self._host}:{self._port}"
         connection = http.client.HTTPConnection(self._host, self._port, timeout=ANSWER_S)
         try:
             connection.request(method, path, body, dict(headers))
             response = connection.getresponse()
             document = msgspec.json.decode(response.read(), type=dict[str, Any])
+        except TimeoutError:
+            text = f"the server at {where} does not answer within {ANSWER_S:g} s: it is stopped, or hangs"
+            raise ResourceError("server-silent", f"{text}. When it goes on, it may do what was asked") from None
         except OSError as problem:
-            where = f"http://{self._host}:{self._port}"
-            why = f"nothing came within {ANSWER_S:g} s" if isinstance(problem, TimeoutError) else problem.strerror
-            raise ResourceError("server-absent", f"no server answers at {where}: {why}") from None
+            raise ResourceError("server-absent", f"no server answers at {where}: {problem.strerror}") from None
         except (http.client.HTTPException, msgspec.MsgspecError):
-            raise ResourceError("server-absent", f"what answers at port {self._port} is no kvserver") from None
+            raise ResourceError("server-absent", f"what answers at {where} is no kvserver") from None
         finally:
             connection.close()
         return response.status, document

@@ -1,12 +1,17 @@
 """The HTTP pages of real servers: each shows its own server, and they answer while that server's mover cannot."""
 
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from contextlib import closing
 from http import HTTPStatus
 from pathlib import Path
+
+import pytest
 
 from kvserver.wire import messages as wire
 from tests.process.engine import MODEL, Engine, prompt
@@ -14,6 +19,7 @@ from tests.process.harness import WAIT_S, kill, stopped, until
 from tests.process.http.site import Site
 from tests.process.raw import RawPeer
 
+STUCK = Path(__file__).parent / "stuck"
 PAGES = ("/healthz", "/readyz", "/status", "/metrics")
 
 
@@ -164,3 +170,47 @@ def test_a_server_whose_disks_were_all_refused_serves_from_dram_and_every_page_s
         assert "disk_segment_bytes=1048576" in warnings[1], "it says what was expected"
         assert engine.ready().store(prompt(1, 2)).chunks == 2
         assert engine.lookup(prompt(1, 2)).chunks == 2
+
+
+# ---------------------------------------------------------------- the runbooks of docs/OPERATING.md
+
+
+def status_command(site: Site) -> tuple[int, str]:
+    command = [sys.executable, "-m", "kvserver", "status", f"--socket={site.server.path}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_S + 20)
+    return done.returncode, done.stderr
+
+
+def test_a_brain_that_is_stuck_is_found_and_killed_as_its_runbook_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """KvserverBrainStuck: pages are answered and go stale, the command names the process, and no chunk is lost."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STUCK), os.environ.get("PYTHONPATH", "")]))
+    site, story = Site(), prompt(3, 4)
+    with site.server, Engine(site.server.path) as engine:
+        engine.ready().store(story)
+        until("the chunks to be shown", lambda: site.chunks() == (4, 4))
+        brain = site.server.brain_pid()
+        os.kill(brain, signal.SIGUSR1)
+        until("health to fail", lambda: site.page("/healthz")[0] == HTTPStatus.SERVICE_UNAVAILABLE)
+        assert json.loads(site.page("/healthz")[1])["status"] == "stuck"
+        until("the alert's bound to be passed", lambda: (site.sample("kvserver_snapshot_age_seconds") or 0) > 5)
+        assert site.page("/status")[0] == HTTPStatus.OK, "it can be saved"
+        code, said = status_command(site)
+        assert code == 1
+        assert said.startswith(f"kvserver: server-silent: process {brain} listens at {site.server.path}")
+        kill(brain)
+        until("the next brain", site.is_healthy)
+        until("its chunks", lambda: engine.lookup(story).chunks == 4)
+
+
+def test_a_brain_that_is_stopped_answers_nobody_and_is_told_from_one_that_is_gone() -> None:
+    """KvserverDown: no page is answered, and the command tells the two apart."""
+    site = Site()
+    with site.server:
+        until("the server to be healthy", site.is_healthy)
+        brain = site.server.brain_pid()
+        with stopped(brain):
+            with pytest.raises(TimeoutError):
+                urllib.request.urlopen(f"http://127.0.0.1:{site.port}/metrics", timeout=1)
+            assert status_command(site)[1].startswith(f"kvserver: server-silent: process {brain} listens at")
+    code, said = status_command(site)
+    assert (code, said) == (1, f"kvserver: server-absent: no server listens at {site.server.path}\n")
