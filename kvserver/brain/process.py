@@ -569,7 +569,8 @@ def main() -> Never:
         uvloop.run(serve())
     except ConfigError as error:
         logs.event(logging.ERROR, "brain cannot start", ("why", str(error)))
-        print(f"kvserver: {error}", file=sys.stderr, flush=True)  # the reason as the command itself gives it
+        sys.stderr.write(f"kvserver: {error}\n")  # the reason as the command itself gives it
+        sys.stderr.flush()
         os._exit(CANNOT_START)
     os._exit(0)
 

@@ -54,6 +54,8 @@ class DiskStatus(msgspec.Struct, frozen=True, kw_only=True):
     takes_writes: bool
     problem: str
     """Why it takes no writes; empty while all is well."""
+    said: str = ""
+    """Its state in words: the same on the page, in `kvserver status` and in `kvserver top`."""
     drain: DrainState = ""
     """draining: its chunks are moved to other places. drained: it holds nothing, and may be taken away."""
     drain_waits: str = ""
@@ -158,6 +160,8 @@ class CacheStatus(msgspec.Struct, frozen=True, kw_only=True):
     cache: int
     name: str
     session: int
+    owner: str = ""
+    """The engine and the rank that registered it."""
     namespace: str
     """Hexadecimal."""
     mover: int

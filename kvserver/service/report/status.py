@@ -123,6 +123,9 @@ def _disks(tier: DiskTier, now_ns: int) -> list[DiskStatus]:
 def _disk(tier: DiskTier, device: Device, now_ns: int) -> DiskStatus:
     pool, placement, drain = tier.chunks.extents.pools[device.number], device.placement, device.drain
     stalled_ns, stalled_why = tier.stalled(device, now_ns)
+    waits = f", waits for {drain.waits}" if drain is not None and drain.waits else ""
+    takes = "takes writes" if device.takes_writes else "takes no writes" if device.is_open else "cannot be used"
+    said = f"{takes}: {device.problem}" if device.problem else f"{drain.state}{waits}" if drain is not None else takes
     return DiskStatus(
         device=device.number,
         directory=device.directory,
@@ -131,6 +134,7 @@ def _disk(tier: DiskTier, device: Device, now_ns: int) -> DiskStatus:
         usable=device.is_open,
         takes_writes=device.takes_writes,
         problem=device.problem,
+        said=said,
         drain=drain.state if drain is not None else "",
         drain_waits=drain.waits if drain is not None else "",
         stalled_s=stalled_ns / 1e9,
@@ -258,6 +262,7 @@ def _caches(core: Core) -> list[CacheStatus]:
             cache=cache.number,
             name=cache.name,
             session=cache.session.number,
+            owner=f"{cache.session.engine.name} rank {cache.session.rank}",
             namespace=cache.digest.hex(),
             mover=cache.mover.number,
             mode=cache.mode,

@@ -258,6 +258,7 @@ def test_the_page_is_whole_and_makes_no_html_of_what_it_is_told(site: Site) -> N
     assert {address for address in addresses if not address.startswith("data:")} == {
         "status",
         "metrics",
+        "config",
         "healthz",
         "readyz",
     }

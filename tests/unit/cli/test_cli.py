@@ -229,7 +229,15 @@ def test_status_shows_the_document_and_json_leaves_it_as_it_is(monkeypatch: pyte
 def test_an_overview_shows_counts_that_are_not_zero_and_whose_caches_there_are() -> None:
     session = SessionStatus(session=3, engine="vllm", epoch=1, rank=2, software="x", attached=True, caches=1, jobs=0)
     cache = CacheStatus(
-        cache=9, name="kv", session=3, namespace="ab" * 32, mover=1, mode="direct", state="mapped", jobs=5
+        cache=9,
+        name="kv",
+        session=3,
+        owner="vllm rank 2",
+        namespace="ab" * 32,
+        mover=1,
+        mode="direct",
+        state="mapped",
+        jobs=5,
     )
     status = msgspec.structs.replace(
         a_status(),
