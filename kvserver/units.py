@@ -38,6 +38,19 @@ def duration(seconds: float) -> str:
     return f"{days} d {hours} h" if days else f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
+def percent(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "- %"
+
+
+def rate(bytes_per_s: float) -> str:
+    """A rate in decimal units, as links and devices are sold: 1.2 GB/s."""
+    for unit in ("B/s", "kB/s", "MB/s"):
+        if bytes_per_s < 1000:
+            return f"{bytes_per_s:.3g} {unit}"
+        bytes_per_s /= 1000
+    return f"{bytes_per_s:.3g} GB/s"
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """The lines of a table: an empty line, the head and the rows in columns; nothing without rows."""
     if not rows:

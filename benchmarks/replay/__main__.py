@@ -13,6 +13,8 @@ from benchmarks.replay.report import progress_line, render, render_json
 from benchmarks.replay.run import run
 from kvserver.cli import main
 from kvserver.cli.progress import shown
+from kvserver.cli.values import option_value, plot_file
+from kvserver.errors import ConfigError
 
 FLAGS = (
     main.Flag("trace", "NAME|FILE", "claude-code", "Recorded traffic: claude-code, mooncake, or a file."),
@@ -46,14 +48,14 @@ def replay(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw hit rates and times to first token, as an SVG file.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw hit rates and times to first token, as an SVG file.", parser=plot_file),
     ] = None,
 ) -> None:
     """Replay recorded traffic with engine-like workers and compare every byte; exits with 1 if one is wrong."""
-    values = {name: main.option_value(ReplayOptions, name, text) for name, text in given.items()}
+    values = {name: option_value(ReplayOptions, name, text) for name, text in given.items()}
     if arm:
-        pairs = [text.partition(":") for text in arm]
-        values["arms"] = tuple(Arm(name.strip(), tuple(shlex.split(flags))) for name, _, flags in pairs)
+        values["arms"] = tuple(map(_arm, arm))
     elif "socket" in given:
         values["arms"] = (Arm("with kvserver"),)
     options = ReplayOptions(**values)
@@ -67,6 +69,14 @@ def replay(
         plot.write_text(draw(result))
     typer.echo(render_json(result) if as_json else render(result))
     raise typer.Exit(result.exit_code)
+
+
+def _arm(text: str) -> Arm:
+    name, _, flags = text.partition(":")
+    try:
+        return Arm(name.strip(), tuple(shlex.split(flags)))
+    except ValueError:
+        raise ConfigError("option", f"arm={text!r} has a quotation mark without its second") from None
 
 
 if __name__ == "__main__":

@@ -193,7 +193,12 @@ class Shell:
         admin = AdminDoor(self._config, self._command)
         config = self._config
         http = HttpServer(
-            self._snapshots, host=config.http_host, port=config.http_port, names=config.http_names, admin=admin
+            self._snapshots,
+            host=config.http_host,
+            port=config.http_port,
+            names=config.http_names,
+            config=msgspec.to_builtins(config),
+            admin=admin,
         )
         http.start()
         return http
@@ -451,6 +456,8 @@ def main() -> Never:
         uvloop.run(serve())
     except ConfigError as error:
         logs.event(logging.ERROR, "brain cannot start", ("why", str(error)))
+        sys.stderr.write(f"kvserver: {error}\n")  # the reason as the command itself gives it
+        sys.stderr.flush()
         os._exit(CANNOT_START)
     os._exit(0)
 

@@ -62,7 +62,9 @@ class Publisher:
                 _bind(bound, endpoint, config)
             except zmq.ZMQError as problem:
                 self._context.destroy(linger=0)
-                raise ConfigError("events-endpoint", f"events_endpoint: {endpoint}: {problem}") from None
+                raise ConfigError(
+                    "events-endpoint", f"events_endpoint: {endpoint}: {zmq.strerror(problem.errno or 0)}"
+                ) from None
         self._batches: queue.SimpleQueue[tuple[int, Batch] | None] = queue.SimpleQueue()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._sequence = 0

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvserver.cli.values import seconds, whole
 from kvserver.config.config import load
 from kvserver.errors import ConfigError
+from kvserver.wire.admin import QUIET_MS_MAX, TTL_MS_MAX, LogLevel
 
 if TYPE_CHECKING:
     from kvserver.cli.admin_client import AdminClient
@@ -34,7 +36,15 @@ Keys = Annotated[
 Tokens = Annotated[
     str, typer.Option("--tokens", metavar="FILE", help="Token ids of a prompt instead of keys; - is standard input.")
 ]
-ChunkTokens = Annotated[int, typer.Option("--chunk-tokens", metavar="N", help="With --tokens: tokens of a chunk.")]
+ChunkTokens = Annotated[
+    int,
+    typer.Option(
+        "--chunk-tokens",
+        metavar="N",
+        help="With --tokens: tokens of a chunk.",
+        parser=whole("chunk_tokens", most=1 << 20),
+    ),
+]
 URL = "http://127.0.0.1:9710"
 
 
@@ -67,7 +77,14 @@ def clear_tenant(
 def new_weights(
     namespace: Namespace,
     *,
-    quiet_s: Annotated[float, typer.Option(help="Store nothing there for so long, while old KV is on its way.")] = 60.0,
+    quiet_s: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="Store nothing there for so long, while old KV is on its way.",
+            parser=seconds("quiet_s", least=0, most=QUIET_MS_MAX / 1000),
+        ),
+    ] = 60.0,
     url: Url = URL,
     token_file: TokenFile = "",
 ) -> None:
@@ -82,7 +99,12 @@ def pin(
     namespace: Namespace,
     keys: Keys = None,
     *,
-    for_s: Annotated[float, typer.Option("--for", metavar="SECONDS", help="How long.")] = 3600.0,
+    for_s: Annotated[
+        float,
+        typer.Option(
+            "--for", metavar="SECONDS", help="How long.", parser=seconds("for", least=0.001, most=TTL_MS_MAX / 1000)
+        ),
+    ] = 3600.0,
     tokens: Tokens = "",
     chunk_tokens: ChunkTokens = 0,
     url: Url = URL,
@@ -96,7 +118,12 @@ def pin(
 
 @app.command()
 def unpin(
-    hold: Annotated[int, typer.Argument(help="As pin has said, or status --json.")],
+    hold: Annotated[
+        int,
+        typer.Argument(
+            metavar="HOLD", help="As pin has said, or status --json.", parser=whole("hold", most=(1 << 63) - 1)
+        ),
+    ],
     *,
     url: Url = URL,
     token_file: TokenFile = "",
@@ -153,7 +180,7 @@ def resume(*, url: Url = URL, token_file: TokenFile = "") -> None:
 
 @app.command("log-level")
 def log_level(
-    level: Annotated[str, typer.Argument(metavar="debug|info|warning|error")],
+    level: Annotated[LogLevel, typer.Argument(metavar="debug|info|warning|error")],
     *,
     url: Url = URL,
     token_file: TokenFile = "",
@@ -192,10 +219,10 @@ def _keys(keys: list[str] | None, tokens: str, chunk_tokens: int) -> list[str]:
     if keys:
         return keys
     from kvclient.keys import chunk_keys
-    from kvserver.cli.explain import read_tokens
+    from kvserver.cli import values
     from kvserver.wire.messages import KEY_BYTES
 
-    packed = chunk_keys(read_tokens(tokens), chunk_tokens)
+    packed = chunk_keys(values.tokens(tokens), chunk_tokens)
     return [packed[at : at + KEY_BYTES].hex() for at in range(0, len(packed), KEY_BYTES)]
 
 

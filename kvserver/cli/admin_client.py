@@ -3,19 +3,22 @@
 import http.client
 import ipaddress
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
+from kvserver.cli.values import file_text
 from kvserver.config.admin_tokens import ENVIRONMENT
+from kvserver.config.config import KEYS, Config
 from kvserver.errors import FAMILIES, ConfigError, KvError, RequestError, ResourceError
 
 ANSWER_S = 40.0
 """Longer than the server takes for any command (brain/http/admin.py, COMMAND_S)."""
+EVERYWHERE = ("0.0.0.0", "::", "*")
 POLL_S = 0.5
 STALE_POLLS = 4
 """Number of status documents that may be older than the command."""
@@ -25,14 +28,17 @@ class AdminClient:
     """A client of one server. Raises KvError when the server refuses a command, or when there is none."""
 
     def __init__(self, url: str, token: str) -> None:
-        parts = urlsplit(url)
-        if parts.scheme != "http" or not parts.hostname:
+        try:
+            parts = urlsplit(url)
+            self._host, self._port = parts.hostname or "", parts.port or 80
+        except ValueError:  # a port that is none, or half an IPv6 address
+            parts, self._host = None, ""
+        if parts is None or parts.scheme != "http" or not self._host:
             raise ConfigError("url", f"{url!r} must be http://HOST:PORT")
-        if not _is_here(parts.hostname):
+        if not _is_here(self._host):
             raise ConfigError(
                 "url", f"{url!r} is not on this machine; a server takes commands from its own, and no token travels"
             )
-        self._host, self._port = parts.hostname, parts.port or 80
         self._token = token
 
     def command(self, verb: str, fields: Mapping[str, object]) -> dict[str, Any]:
@@ -46,25 +52,51 @@ class AdminClient:
             raise error(str(document.get("code", status)), str(document.get("error", "")))
         return document
 
-    def status(self) -> dict[str, Any]:
-        return self._ask("GET", "/status", None, {})[1]
+    def get(self, path: str) -> dict[str, Any]:
+        """One of the server's documents."""
+        status, document = self._ask("GET", path, None, {})
+        if status != http.client.OK:
+            raise ResourceError("server-answer", f"{path}: {document.get('error', status)}")
+        return document
 
     def _ask(
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
     ) -> tuple[int, dict[str, Any]]:
+        where = f"http://{self._host}:{self._port}"
         connection = http.client.HTTPConnection(self._host, self._port, timeout=ANSWER_S)
         try:
             connection.request(method, path, body, dict(headers))
             response = connection.getresponse()
-            document = msgspec.json.decode(response.read())
-        except (OSError, http.client.HTTPException) as problem:
-            where = f"http://{self._host}:{self._port}"
-            raise ResourceError("server-absent", f"no server answers at {where}: {problem}") from None
-        except msgspec.DecodeError:
-            raise ResourceError("server-absent", f"what answers at port {self._port} is no kvserver") from None
+            document = msgspec.json.decode(response.read(), type=dict[str, Any])
+        except TimeoutError:
+            text = f"the server at {where} does not answer within {ANSWER_S:g} s: it is stopped, or hangs"
+            raise ResourceError("server-silent", f"{text}. When it goes on, it may do what was asked") from None
+        except OSError as problem:
+            raise ResourceError("server-absent", f"no server answers at {where}: {problem.strerror}") from None
+        except (http.client.HTTPException, msgspec.MsgspecError):
+            raise ResourceError("server-absent", f"what answers at {where} is no kvserver") from None
         finally:
             connection.close()
         return response.status, document
+
+
+def in_force(config: Config) -> tuple[dict[str, int | str], dict[str, str]]:
+    """The configuration of the server at the HTTP port of `config`: values, and where each comes from.
+
+    An origin says when a value is not the one that `config` would begin with."""
+    host = config.http_host if config.http_host not in EVERYWHERE else "localhost"
+    client = AdminClient(
+        f"http://[{host}]:{config.http_port}" if ":" in host else f"http://{host}:{config.http_port}", ""
+    )
+    document = client.get("/config")
+    values = {key.name: document["values"][key.name] for key in KEYS}
+    origins = {}
+    for key in KEYS:
+        own = getattr(config, key.name)
+        origins[key.name] = "changed since the start" if key.name in document["changed_since_start"] else "start"
+        if own != values[key.name]:
+            origins[key.name] += f"; these flags and this file say {key.toml(own)}"
+    return values, origins
 
 
 def _is_here(host: str) -> bool:
@@ -82,15 +114,19 @@ def read_token(path: str) -> str:
         token = os.environ.get(ENVIRONMENT, "")
         if not token:
             raise ConfigError("admin-token", f"name a file with --token-file, or put the token into ${ENVIRONMENT}")
-        return token.strip()
-    try:
-        text = Path(path).read_text()
-    except (OSError, UnicodeDecodeError) as problem:
-        raise ConfigError("admin-token", f"{path}: {problem}") from None
+        return _checked(token.strip(), f"${ENVIRONMENT}")
+    text = file_text(path, "admin-token")
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     if len(lines) != 1:
         raise ConfigError("admin-token", f"{path} has {len(lines)} tokens; the file of a caller has one")
-    return lines[0].rpartition(":")[2].strip() if ": " in lines[0] else lines[0]
+    return _checked(lines[0].rpartition(":")[2].strip() if ": " in lines[0] else lines[0], path)
+
+
+def _checked(token: str, origin: str) -> str:
+    """A token that an HTTP header can carry."""
+    if not re.fullmatch("[!-~]+", token):
+        raise ConfigError("admin-token", f"the token of {origin} must be printable ASCII without spaces")
+    return token
 
 
 LEFT = {
@@ -119,7 +155,7 @@ def wait_drained(
     Raises ResourceError when somebody has ended the drain, or when another server answers."""
     said, polls = "", 0
     while True:
-        status = client.status()
+        status = client.get("/status")
         polls += 1
         line = f"waits for {status['drain_waits']}, {status['dirty_bytes']:,} bytes are in DRAM alone"
         if status["drain"] == "drained":

@@ -1,10 +1,9 @@
 """`kvserver explain`: prints in sentences why a running server does or does not serve a prompt or a chunk."""
 
-import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvclient.keys import chunk_keys, key_from_text
+from kvclient.keys import chunk_keys
+from kvserver.cli import values
 from kvserver.errors import ConfigError
 from kvserver.wire.explanation import Explanation
 from kvserver.wire.messages import CHUNKS_MAX, KEY_BYTES
@@ -45,19 +44,23 @@ def explain(client: "Client", *, keys: list[str], tokens: str, namespace: str) -
     namespace: its first digits are enough; empty: all."""
     if bool(keys) == bool(tokens):
         raise ConfigError("explain", "name keys, or a file of token ids with --tokens, and not both")
-    token_ids = read_tokens(tokens) if tokens else []
+    token_ids = values.tokens(tokens) if tokens else []
+    named = b"".join(map(values.key, keys))
     known = [each for each in client.explain(b"") if each.namespace.startswith(namespace)]
     if not known and len(namespace) == 2 * KEY_BYTES:
-        known = client.explain(b"", key_from_text(namespace))
+        known = client.explain(b"", values.key(namespace))
     lines: list[str] = []
     for space in known:
-        packed = b"".join(map(key_from_text, keys))
-        if tokens and space.chunk_tokens:
+        packed = named
+        if tokens and not space.chunk_tokens:
+            lines += [f"namespace {space.namespace}", f"  {ENDINGS['namespace']}"]
+            continue
+        if tokens:
             packed = chunk_keys(token_ids, space.chunk_tokens)
-        if tokens and not packed:
+        if not packed:
             lines.append(f"{space.namespace}: {len(token_ids)} tokens are less than a chunk of {space.chunk_tokens}")
             continue
-        for found in client.explain(packed[: CHUNKS_MAX * KEY_BYTES], key_from_text(space.namespace)):
+        for found in client.explain(packed[: CHUNKS_MAX * KEY_BYTES], values.key(space.namespace)):
             lines += sentences(found)
     return lines or ["no namespace of that name is known to the server: no engine has registered a cache under it"]
 
@@ -80,14 +83,3 @@ def sentences(found: Explanation) -> list[str]:
             f"  the same key is held in namespace {', '.join(found.held_in)}: engines that should share differ"
         )
     return lines
-
-
-def read_tokens(path: str) -> list[int]:
-    """Reads token ids: a JSON list, or numbers with white space or commas between them. Raises ConfigError."""
-    try:
-        text = Path("/dev/stdin" if path == "-" else path).read_text()
-    except (OSError, UnicodeDecodeError) as problem:
-        raise ConfigError("explain", f"{path}: {problem}") from None
-    if not re.fullmatch(r"\[?[\d\s,]*\]?\s*", text):
-        raise ConfigError("explain", f"{path}: expected token ids, as a JSON list or with white space between them")
-    return [int(number) for number in re.findall(r"\d+", text)]

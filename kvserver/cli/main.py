@@ -20,11 +20,11 @@ import typer
 
 import kvserver
 from kvserver.cli import admin
+from kvserver.cli.values import option_value, plot_file, seconds, whole
 from kvserver.config.config import KEYS, RENAMED, Config, example, load
 from kvserver.config.keys import Key
-from kvserver.config.paths import default_socket
+from kvserver.config.paths import check_socket, default_socket
 from kvserver.errors import ConfigError, KvError, ResourceError
-from kvserver.units import parse_bytes
 
 if TYPE_CHECKING:
     from kvclient.client import Client
@@ -54,6 +54,8 @@ def main() -> NoReturn:
 def run_command(command: typer.Typer, name: str) -> NoReturn:
     """A command's edge: an expected error is printed as one line, any other as a traceback and as a bug."""
     try:
+        if any("\udc80" <= letter <= "\udcff" for argument in sys.argv for letter in argument):
+            raise ConfigError("argument", "the command line has bytes that are not text in UTF-8")
         command(prog_name=name)
     except KvError as error:
         _complain(str(error))
@@ -188,16 +190,24 @@ def config_(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Values and origins as one JSON object.")] = False,
     as_example: Annotated[bool, typer.Option("--example", help="A commented file with every key's default.")] = False,
+    running: Annotated[
+        bool, typer.Option("--running", help="Ask the server at --http-host and --http-port what it has in force.")
+    ] = False,
 ) -> None:
-    """Print the configuration that is in force with these flags, and where each value comes from."""
+    """Print the configuration that a server begins with, given these flags, or the one that a running server has."""
     if as_example:
         typer.echo(example(), nl=False)
         return
     config, origins = _load(given)
+    values = {key.name: getattr(config, key.name) for key in KEYS}
+    if running:
+        from kvserver.cli.admin_client import in_force
+
+        values, origins = in_force(config)
     if as_json:
-        _print_json({key.name: {"value": getattr(config, key.name), "origin": origins[key.name]} for key in KEYS})
+        _print_json({key.name: {"value": values[key.name], "origin": origins[key.name]} for key in KEYS})
         return
-    lines = [f"{key.name} = {key.toml(getattr(config, key.name))}" for key in KEYS]
+    lines = [f"{key.name} = {key.toml(values[key.name])}" for key in KEYS]
     width = max(len(line) for line in lines)
     for key, line in zip(KEYS, lines, strict=True):
         typer.echo(f"{line:{width}}  # {origins[key.name]}")
@@ -263,8 +273,14 @@ def describe(
 def top(
     *,
     socket: Annotated[str, typer.Option(metavar="PATH", help="The server's socket.", show_default="the default")] = "",
-    refresh: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="How often to ask.")] = 1.0,
-    turns: Annotated[int, typer.Option(metavar="COUNT", min=0, help="End after so many; 0: at Ctrl-C.")] = 0,
+    refresh: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", help="How often to ask.", parser=seconds("refresh", least=0.1, most=3600)),
+    ] = 1.0,
+    turns: Annotated[
+        int,
+        typer.Option(metavar="COUNT", help="End after so many; 0: at Ctrl-C.", parser=whole("turns", most=1_000_000)),
+    ] = 0,
 ) -> None:
     """Show what a running server does, over time: a screen on a terminal, else a line each time."""
     import msgspec
@@ -370,7 +386,9 @@ def size(
     *,
     trace: Annotated[str, typer.Argument(metavar="TRACE", help="claude-code, mooncake, a trace or a key log.")],
     as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw hit rate against GB, as an SVG file.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw hit rate against GB, as an SVG file.", parser=plot_file)
+    ] = None,
 ) -> None:
     """Print what arenas of several sizes would hit: recorded traffic through the server's own decisions, no bytes."""
     from kvserver.cli.progress import shown
@@ -436,21 +454,6 @@ def _load(given: Mapping[str, str]) -> tuple[Config, dict[str, str]]:
     return load(Path(path) if path is not None else None, flags)
 
 
-def option_value(options: type, name: str, text: str) -> Any:
-    """The value of an option's text, in the type of the field with that name. Raises ConfigError."""
-    if name in ("socket", "disk_dir"):
-        return Path(text)
-    try:
-        if name.endswith("_bytes"):
-            value = parse_bytes(text)
-            if value is None:
-                raise ValueError
-            return value
-        return type(getattr(options, name))(text)
-    except ValueError:
-        raise ConfigError("option", f"{name}={text!r} must be a number") from None
-
-
 def _ask_status(socket: str) -> dict[str, Any]:
     """The status document of the server at that socket. Raises ResourceError when none answers."""
     with _client(socket) as client:
@@ -477,6 +480,7 @@ def _listener(path: str) -> str:
 
     from kvserver.ipc.fd_sockets import peer_pid
 
+    check_socket(path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(STATUS_S)
         try:

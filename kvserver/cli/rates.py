@@ -7,24 +7,30 @@ so delays on their way do not matter. The page at / does the same in JavaScript 
 from collections import deque
 
 from kvserver.service.telling.counters import LOOKUP_RESULTS
+from kvserver.units import percent
 from kvserver.wire.status import Status
 
 
 class Between:
-    """The difference of two documents of one brain. `before` may be the same as `after`."""
+    """The difference of two documents of one brain. `before` may be the same as `after`; None: the brain's start."""
 
-    def __init__(self, before: Status, after: Status) -> None:
-        assert before.incarnation == after.incarnation
+    def __init__(self, before: Status | None, after: Status) -> None:
+        assert before is None or before.incarnation == after.incarnation
         self._before = before
         self._after = after
-        self.seconds = after.uptime_s - before.uptime_s
+        self.seconds = after.uptime_s - (before.uptime_s if before is not None else 0.0)
 
     def grown(self, counter: str, key: str = "") -> int:
         """The growth of a counter; `key` selects a reason if it counts by reason."""
-        return _count(self._after, counter, key) - _count(self._before, counter, key)
+        return _count(self._after, counter, key) - (_count(self._before, counter, key) if self._before else 0)
 
-    def per_s(self, counter: str) -> float:
-        return self.grown(counter) / self.seconds if self.seconds > 0 else 0.0
+    def per_s(self, counter: str, key: str = "") -> float:
+        return self.grown(counter, key) / self.seconds if self.seconds > 0 else 0.0
+
+    def tokens_of(self, *results: str) -> str:
+        """Share of the tokens asked for that had these results, in percent; without any: of those that were hits."""
+        found = sum(self.grown("lookup_tokens", result) for result in results)
+        return percent(found if results else self.grown("lookup_tokens_hit"), self.grown("lookup_tokens_asked"))
 
     def tokens(self) -> dict[str, int]:
         """Lookup result -> tokens that lookups asked for."""
@@ -32,7 +38,7 @@ class Between:
 
     def troubles(self) -> dict[str, int]:
         """The troubles that happened in between, with their counts."""
-        before = self._before.troubles
+        before = self._before.troubles if self._before else {}
         grown = {words: count - before.get(words, 0) for words, count in self._after.troubles.items()}
         return {words: count for words, count in grown.items() if count > 0}
 

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from functools import partial
 
-from kvserver.units import duration, show_bytes, size, table
+from kvserver.cli.rates import Between
+from kvserver.units import duration, percent, rate, show_bytes, size, table
 from kvserver.wire.status import SHOWN_MAX, CacheStatus, Status
 
 
@@ -13,7 +14,7 @@ def overview(status: Status) -> list[str]:
         *_on_call(status),
         "",
         *_counts(status),
-        *_movers(status),
+        *movers(status, "backend"),
         *_slots(status),
         *_tenants(status),
         *_caches(status),
@@ -24,13 +25,13 @@ def described(status: Status) -> list[str]:
     """The caches that engines have registered, with their groups."""
     if not status.shown_caches:
         return ["no engine has registered a cache"]
-    return [line for cache in status.shown_caches for line in _description(status, cache)] + list(_not_shown(status))
+    return [line for cache in status.shown_caches for line in _description(cache)] + list(_not_shown(status))
 
 
-def _description(status: Status, cache: CacheStatus) -> Iterator[str]:
+def _description(cache: CacheStatus) -> Iterator[str]:
     token_bytes = sum(group.shard_bytes for group in cache.groups) / (cache.chunk_tokens or 1)
     yield (
-        f"cache {cache.name} of {_whose(status, cache)}: {cache.mode}, {cache.state}, chunks of {cache.chunk_tokens} "
+        f"cache {cache.name} of {cache.owner}: {cache.mode}, {cache.state}, chunks of {cache.chunk_tokens} "
         f"tokens, {size(token_bytes)} a token"
     )
     yield f"namespace {cache.namespace}"
@@ -49,9 +50,19 @@ def _description(status: Status, cache: CacheStatus) -> Iterator[str]:
     yield ""
 
 
+def headline(status: Status) -> str:
+    return f"{status.server}, up {duration(status.uptime_s)}, incarnation {status.incarnation}"
+
+
+def movers(status: Status, backend: str) -> Iterator[str]:
+    """The table of movers. backend: the head of its last column."""
+    rows = [(str(m.mover), m.device, m.state, str(m.pid), str(m.caches), str(m.jobs), m.backend) for m in status.movers]
+    yield from table(("mover", "device", "state", "pid", "caches", "jobs", backend), rows)
+
+
 def _server(status: Status) -> Iterator[str]:
-    arena = status.arena
-    yield f"{status.server}, up {duration(status.uptime_s)}, incarnation {status.incarnation}"
+    arena, start = status.arena, Between(None, status)
+    yield headline(status)
     yield (
         f"arena     {size(arena.used_bytes)} used of {size(arena.ready_bytes)} ready of {size(arena.total_bytes)}, "
         f"slabs {arena.slabs_ready} of {arena.slabs_total} x {show_bytes(arena.slab_bytes)}"
@@ -62,6 +73,9 @@ def _server(status: Status) -> Iterator[str]:
         yield f"          stopped growing: {arena.problem}"
     yield from _disks(status)
     yield f"index     {status.chunks:,} chunks of {status.chunks_max:,} at most, {status.namespaces} namespaces"
+    yield f"hits      {start.tokens_of()} of the tokens asked for since the start"
+    if status.reuse:
+        yield f"          {status.reuse}"
     yield (
         f"now       {status.sessions} sessions, {status.caches} caches, {status.leases} leases, {status.pins} pins, "
         f"{status.stores} stores and {status.retrieves} retrieves running"
@@ -76,17 +90,13 @@ def _disks(status: Status) -> Iterator[str]:
     for disk in status.disks:
         yield (
             f"  device {disk.device}  {size(disk.used_bytes)} used of {size(disk.total_bytes)}, "
-            f"writes {size(int(disk.write_bytes_per_s))}/s, reads {size(int(disk.read_bytes_per_s))}/s"
+            f"writes {rate(disk.write_bytes_per_s)}, reads {rate(disk.read_bytes_per_s)} at best"
             f"  {disk.directory}"
         )
         if disk.daily_write_bytes:
             today = size(disk.daily_write_bytes)
             yield f"            {size(disk.budget_bytes)} may be written now, {today} a day"
-        if disk.drain:
-            waits = f"; waits for {disk.drain_waits}" if disk.drain_waits else ""
-            yield f"            {disk.drain}{waits}"
-        if disk.problem:
-            yield f"            takes no writes: {disk.problem}"
+        yield f"            {disk.said}"
 
 
 def _on_call(status: Status) -> Iterator[str]:
@@ -106,11 +116,6 @@ def _counts(status: Status) -> Iterator[str]:
             yield f"counted   {name}: " + ", ".join(f"{count:,} {reason}" for reason, count in counts.items() if count)
 
 
-def _movers(status: Status) -> Iterator[str]:
-    rows = [(str(m.mover), m.device, m.state, str(m.pid), str(m.caches), str(m.jobs), m.backend) for m in status.movers]
-    yield from table(("mover", "device", "state", "pid", "caches", "jobs", "backend"), rows)
-
-
 def _slots(status: Status) -> Iterator[str]:
     rows = [
         (
@@ -118,7 +123,7 @@ def _slots(status: Status) -> Iterator[str]:
             str(s.slabs),
             f"{s.slots:,}",
             f"{s.slots_used:,}",
-            f"{100 * s.slots_used / s.slots:.0f} %",
+            percent(s.slots_used, s.slots),
         )
         for s in status.slot_sizes
         if s.slots
@@ -154,18 +159,11 @@ def _tenants_in(status: Status, title: str, tier: str, units: str) -> Iterator[s
 
 def _caches(status: Status) -> Iterator[str]:
     rows = [
-        (cache.name, _whose(status, cache), cache.namespace[:12], cache.mode, cache.state, str(cache.jobs))
+        (cache.name, cache.owner, cache.namespace[:12], cache.mode, cache.state, str(cache.jobs))
         for cache in status.shown_caches
     ]
     yield from table(("cache", "engine", "namespace", "mode", "state", "jobs"), rows)
     yield from _not_shown(status)
-
-
-def _whose(status: Status, cache: CacheStatus) -> str:
-    for session in status.shown_sessions:
-        if session.session == cache.session:
-            return f"{session.engine} rank {session.rank}"
-    return f"session {cache.session}"
 
 
 def _not_shown(status: Status) -> Iterator[str]:

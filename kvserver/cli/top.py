@@ -13,8 +13,10 @@ from rich.live import Live
 from rich.text import Text
 
 from kvserver.cli.rates import Between, History
+from kvserver.cli.status_text import headline, movers
 from kvserver.errors import ResourceError
-from kvserver.units import duration, size, table
+from kvserver.service.telling.counters import DIRECTIONS
+from kvserver.units import duration, percent, rate, size, table
 from kvserver.wire.status import Status
 
 GIVE_UP_S = 30.0
@@ -27,13 +29,6 @@ TRACE = 40
 
 LEVELS = " ▁▂▃▄▅▆▇█"
 BAR = 30
-MOVED = {
-    "store": "bytes_stored",
-    "retrieve": "bytes_retrieved",
-    "demote": "disk_written_bytes",
-    "promote": "disk_read_bytes",
-}
-"""Direction -> the counter of its bytes."""
 
 
 def top(
@@ -81,7 +76,7 @@ class View:
     def __init__(self) -> None:
         self._history = History(LATELY_S)
         self._hit_shares: list[float] = []
-        self._moved: dict[str, list[float]] = {direction: [] for direction in MOVED}
+        self._moved: dict[str, list[float]] = {direction: [] for direction in DIRECTIONS}
         self._alarms: list[str] = []
         self._brain = 0
         """lines() has printed these alarms, and the name of the brain with this incarnation."""
@@ -91,12 +86,11 @@ class View:
         now = self._history.lately(NOW_S)
         if now.seconds == 0:  # the first document of a brain says nothing of rates
             return
-        tokens = now.tokens()
-        self._hit_shares.append(_share(tokens["dram"] + tokens["disk"], sum(tokens.values())))
+        self._hit_shares.append(_share(now.grown("lookup_tokens_hit"), now.grown("lookup_tokens_asked")))
         del self._hit_shares[:-TRACE]
-        for direction, counter in MOVED.items():
-            self._moved[direction].append(now.per_s(counter))
-            del self._moved[direction][:-TRACE]
+        for direction, rates in self._moved.items():
+            rates.append(now.per_s("moved_bytes", direction))
+            del rates[:-TRACE]
 
     def lines(self, silent_s: float | None) -> Iterator[str]:
         """The lines of one turn: new alarms, then one line of figures.
@@ -112,16 +106,13 @@ class View:
         self._alarms = alarms
         if status.incarnation != self._brain:
             self._brain = status.incarnation
-            yield _server(status)
+            yield headline(status)
             return
-        tokens = now.tokens()
-        whole = sum(tokens.values())
-        parts = [f"hits {_percent(tokens['dram'] + tokens['disk'], whole)}"]
-        parts += [f"{result} {_percent(tokens[result], whole)}" for result in ("dram", "disk")]
+        parts = [f"hits {now.tokens_of()}", *(f"{result} {now.tokens_of(result)}" for result in ("dram", "disk"))]
         parts.append(f"lookups {now.per_s('lookups'):.3g}/s")
-        parts += [f"{direction} {_rate(now.per_s(counter))}" for direction, counter in MOVED.items()]
-        parts.append(f"arena {_percent(status.arena.used_bytes, status.arena.total_bytes)}")
-        parts += [f"disk{disk.device} {_percent(disk.used_bytes, disk.total_bytes)}" for disk in status.disks]
+        parts += [f"{direction} {rate(rates[-1] if rates else 0)}" for direction, rates in self._moved.items()]
+        parts.append(f"arena {percent(status.arena.used_bytes, status.arena.total_bytes)}")
+        parts += [f"disk{disk.device} {percent(disk.used_bytes, disk.total_bytes)}" for disk in status.disks]
         parts.append(f"sessions {status.sessions}")
         parts.append(f"jobs {status.stores + status.retrieves}")
         yield "  ".join(parts)
@@ -134,7 +125,7 @@ class View:
         return Group(*self._head(status, silent_s), *self._traffic(status), *_tiers(status), *_tables(status))
 
     def _head(self, status: Status, silent_s: float | None) -> Iterator[Text]:
-        yield Text(_server(status), "bold")
+        yield Text(headline(status), "bold")
         if silent_s is not None:
             yield Text(f"no answer for {silent_s:.0f} s; what follows is the last that was said", "bold red")
         yield from (Text(warning, "red") for warning in status.warnings)
@@ -151,33 +142,22 @@ class View:
             f"{now.per_s('retrieves'):.3g} retrieves/s; {status.stores + status.retrieves} jobs, "
             f"{status.leases} leases, {status.pins} pins"
         )
-        for direction, counter in MOVED.items():
+        for direction, rates in self._moved.items():
             if status.disk_state or direction in ("store", "retrieve"):
-                rates = self._moved[direction]
-                yield Text.assemble(
-                    f"{direction:10}{_rate(now.per_s(counter)):>10}  ", (spark(rates, max(rates, default=0.0)), "cyan")
-                )
-
-
-def _server(status: Status) -> str:
-    return f"{status.server}, up {duration(status.uptime_s)}, incarnation {status.incarnation}"
+                bars = spark(rates, max(rates, default=0.0))
+                yield Text.assemble(f"{direction:10}{rate(rates[-1] if rates else 0):>10}  ", (bars, "cyan"))
 
 
 def _hits(seen: Between, status: Status, shares: Sequence[float]) -> Text:
-    tokens = seen.tokens()
-    whole = sum(tokens.values())
-    text = Text.assemble(
+    results = ", ".join(f"{result} {seen.tokens_of(result)}" for result, count in seen.tokens().items() if count)
+    return Text.assemble(
         "hits      ",
-        (f"{_percent(tokens['dram'] + tokens['disk'], whole):>10}", "bold"),
+        (f"{seen.tokens_of():>10}", "bold"),
         "  ",
         (spark(shares, 1.0), "cyan"),
-        f"  last {duration(seen.seconds)}: ",
-        ", ".join(f"{result} {_percent(count, whole)}" for result, count in tokens.items() if count) or "no lookups",
+        f"  last {duration(seen.seconds)}: {results or 'no lookups'}",
+        *([f"\n{'':10}{status.reuse}"] if status.reuse else []),
     )
-    for window, ratio in status.infinite_cache_hit_ratio.items():
-        text.append(f"; an infinite cache {100 * ratio:.1f} % ({window})")
-        break
-    return text
 
 
 def _tiers(status: Status) -> Iterator[Text]:
@@ -187,10 +167,7 @@ def _tiers(status: Status) -> Iterator[Text]:
     yield Text()
     yield _tier("DRAM", arena.used_bytes, arena.total_bytes, more)
     for disk in status.disks:
-        state = disk.drain or ("" if disk.takes_writes else "takes no writes")
-        yield _tier(
-            f"disk {disk.device}", disk.used_bytes, disk.total_bytes, [disk.directory, *([state] if state else [])]
-        )
+        yield _tier(f"disk {disk.device}", disk.used_bytes, disk.total_bytes, [disk.directory, disk.said])
     disks = f", {status.chunks_on_disk:,} on disk ({status.disk_state})" if status.disk_state else ""
     yield Text(f"{'index':10}{status.chunks:,} chunks of {status.chunks_max:,}{disks}, {status.namespaces} namespaces")
 
@@ -201,20 +178,14 @@ def _tier(name: str, used: int, total: int, more: Sequence[str]) -> Text:
         f"{name:10}",
         ("█" * filled, "cyan"),
         ("░" * (BAR - filled), "bright_black"),
-        f"  {_percent(used, total):>7}  {size(used)} of {size(total)}",
+        f"  {percent(used, total):>7}  {size(used)} of {size(total)}",
         *(f", {text}" for text in more),
     )
 
 
 def _tables(status: Status) -> Iterator[Text]:
-    movers = [
-        (str(mover.mover), mover.device, mover.state, str(mover.pid), str(mover.caches), str(mover.jobs), mover.backend)
-        for mover in status.movers
-    ]
     ended = status.counters.get("mover_restarts", 0)
-    yield from map(
-        Text, table(("mover", "device", "state", "pid", "caches", "jobs", f"backend ({ended} ended)"), movers)
-    )
+    yield from map(Text, movers(status, f"backend ({ended} ended)"))
     sessions = [
         (session.engine, str(session.rank), str(session.caches), str(session.jobs), session.software)
         for session in status.shown_sessions
@@ -232,16 +203,3 @@ def spark(values: Sequence[float], most: float) -> str:
 
 def _share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
-
-
-def _percent(part: float, whole: float) -> str:
-    return f"{100 * part / whole:.1f} %" if whole else "- %"
-
-
-def _rate(bytes_per_s: float) -> str:
-    """A rate in decimal units, as links and devices are sold: 1.2 GB/s."""
-    for unit in ("B/s", "kB/s", "MB/s"):
-        if bytes_per_s < 1000:
-            return f"{bytes_per_s:.3g} {unit}"
-        bytes_per_s /= 1000
-    return f"{bytes_per_s:.3g} GB/s"

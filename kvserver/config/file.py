@@ -19,7 +19,9 @@ def read_table(path: Path) -> dict[str, tuple[object, int]]:
         table = tomllib.loads(text)
     except OSError as error:
         raise ConfigError("config-file", f"{path}: {error.strerror or error}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except UnicodeDecodeError:
+        raise ConfigError("config-file", f"{path}: not a TOML file: it is not text in UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError("config-file", f"{path}: not a TOML file: {error}") from None
     if len(content) > FILE_BYTES_MAX:
         raise ConfigError("config-file", f"{path}: larger than {show_bytes(FILE_BYTES_MAX)}")

@@ -54,7 +54,8 @@ class Key(NamedTuple):
     def check(self, value: object) -> None:
         """Raises ConfigError unless the value has the key's type and is within its bounds."""
         if type(value) is not self.kind:
-            raise ConfigError("config-type", f"{self.name}={value!r} must be {self.expected}")
+            shown = repr(value) if isinstance(value, str | float) else msgspec.json.encode(value).decode()
+            raise ConfigError("config-type", f"{self.name}={shown} must be {self.expected}")
         if isinstance(value, int):
             least, most = self.about.least, self.about.most
             if not least <= value <= most:

@@ -26,6 +26,7 @@ from kvserver.service.check.memory import check
 from kvserver.service.disk import drain, restore
 from kvserver.service.disk import mover as disk
 from kvserver.service.operators import clear_namespaces, clear_prefix, commands, server_drain
+from kvserver.service.report import throughput
 from kvserver.service.report.status import status
 from kvserver.service.requests import caches, explain, holds, kv_events, lookup, movers, sessions, transfers
 from kvserver.service.state.bounds import Bounds
@@ -213,6 +214,7 @@ class Service:
         mover = core.movers.get(event.mover)
         if mover is None:
             return
+        throughput.count(core, event.report)
         match event.report:
             case Done() as done:
                 job = core.jobs.get(done.job)

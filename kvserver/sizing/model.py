@@ -5,6 +5,7 @@ arXiv:2405.04434): kv_lora_rank + qk_rope_head_dim for each layer. Fields are th
 """
 
 import json
+import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ def kv_size(path: Path, dtype: str = "auto") -> KvSize:
     path: the file, or its directory. dtype: a name of WIDTHS; auto: the model's own. Raises ConfigError naming the
     field that is missing or wrong.
     """
-    file = path / "config.json" if path.is_dir() else path
+    file = path / "config.json" if os.path.isdir(path) else path
     config = _read(file)
     match config.get("text_config"):
         case dict(of_text):
@@ -107,7 +108,8 @@ def _read(file: Path) -> Mapping[str, object]:
     except OSError as error:
         raise ConfigError("model-config", f"{file}: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError("model-config", f"{file}: not JSON: {error}") from None
+        why = f": {error}" if isinstance(error, json.JSONDecodeError) else ""
+        raise ConfigError("model-config", f"{file}: not JSON{why}") from None
     if not isinstance(config, dict):
         raise ConfigError("model-config", f"{file}: expected a JSON object")
     return config

@@ -49,9 +49,13 @@ class DiskStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of all segments. They are taken from the file system at the start."""
     used_bytes: int
     """In extents that are taken."""
+    usable: bool = True
+    """Its store is open. If not, nothing on it is read or written."""
     takes_writes: bool
     problem: str
     """Why it takes no writes; empty while all is well."""
+    said: str = ""
+    """Its state in words: the same on the page, in `kvserver status` and in `kvserver top`."""
     drain: DrainState = ""
     """draining: its chunks are moved to other places. drained: it holds nothing, and may be taken away."""
     drain_waits: str = ""
@@ -156,6 +160,8 @@ class CacheStatus(msgspec.Struct, frozen=True, kw_only=True):
     cache: int
     name: str
     session: int
+    owner: str = ""
+    """The engine and the rank that registered it."""
     namespace: str
     """Hexadecimal."""
     mover: int
@@ -210,6 +216,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     disk_state: str = ""
     """Empty without a disk tier; away: its mover does not run; recovering: what is on disk is being taken into the
     index, and nothing is written yet; ready."""
+    disk_problem: str = ""
+    """Why no disk can be used, while DRAM works as ever; empty while one can, and without a disk tier."""
     slot_sizes: list[SlotSize]
     tenants: list[TenantStatus] = []
     """Empty without quotas."""
@@ -250,7 +258,14 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     held_bytes: int = 0
     """Bytes that holds keep, each chunk once."""
     infinite_cache_hit_ratio: dict[str, float] = {}
-    """Estimated share of chunks that an infinite cache would have hit, by window (service/telling/reuse.py)."""
+    """Estimated share of chunks that an infinite cache would have held, by window (service/telling/reuse.py)."""
+    held_ratio: dict[str, float] = {}
+    """Share of the same chunks, in the same windows, that this server held: never more than an infinite cache."""
+    reuse: str = ""
+    """Both ratios of the first window, in words; empty until enough was asked."""
+    settings: dict[str, int | str] = {}
+    """Keys of the configuration that can change while the server runs, with the values in force
+    (wire/admin.RELOADABLE)."""
     warnings: list[str] = []
     """Problems that exist now, in words, worst first (service/report/problems.py)."""
     troubles: dict[str, int] = {}

@@ -133,7 +133,13 @@ class Browser:
     def _begin(self, width: int, height: int) -> dict[str, Any]:
         arguments = ["--headless=new", "--disable-gpu", "--disable-dev-shm-usage", f"--window-size={width},{height}"]
         arguments += [f"--user-data-dir={self._folder}/profile", "--hide-scrollbars", "--lang=en-US"]
-        arguments += ["--disable-background-networking", "--disable-component-update", "--no-first-run"]
+        arguments += [
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            "--disable-quic",
+        ]
+        arguments += ["--no-first-run"]
         if os.geteuid() == 0:  # root has no sandbox; the page is our own
             arguments.append("--no-sandbox")
         options = {"binary": CHROMIUM, "args": arguments}

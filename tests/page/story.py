@@ -42,6 +42,7 @@ def a_status(**changes: object) -> Status:
                 used_bytes=100 * MIB,
                 takes_writes=True,
                 problem="",
+                said="takes writes",
                 queued_bytes=3,
                 written_bytes=1000,
                 read_bytes=2000,
@@ -74,10 +75,18 @@ def a_status(**changes: object) -> Status:
         ],
         shown_caches=[
             CacheStatus(
-                cache=9, name="kv", session=5, namespace="ab" * 32, mover=1, mode="direct", state="mapped", jobs=3
+                cache=9,
+                name="kv",
+                session=5,
+                owner="vllm rank 2",
+                namespace="ab" * 32,
+                mover=1,
+                mode="direct",
+                state="mapped",
+                jobs=3,
             )
         ],
-        infinite_cache_hit_ratio={"1h": 0.875},
+        reuse="7.5 % of all chunks asked for so far were held, an infinite cache: 87.5 %",
         counters=Counters().totals(),
     )
     return msgspec.structs.replace(status, **changes)
@@ -88,7 +97,9 @@ def asked(status: Status, *, seconds: float, **tokens: int) -> Status:
     counters = dict(status.counters)
     before = counters["lookup_tokens"]
     assert isinstance(before, dict)
-    counters["lookup_tokens"] = {result: count + tokens.get(result, 0) for result, count in before.items()}
+    after = {result: count + tokens.get(result, 0) for result, count in before.items()}
+    sums = {"lookup_tokens_asked": sum(after.values()), "lookup_tokens_hit": after["dram"] + after["disk"]}
+    counters |= {"lookup_tokens": after, **sums}
     return msgspec.structs.replace(status, uptime_s=status.uptime_s + seconds, counters=counters)
 
 

@@ -39,15 +39,17 @@ def test_every_figure_of_the_document_is_on_the_page(page: Browser) -> None:
         assert page.text("#chunks-more") == "of 1,717, in 3 namespaces"
         assert page.text("#jobs") == "3"
         assert page.text("#jobs-more") == "4 leases, 6 pins, 1 session"
-        assert "an infinite cache 87.5 % (1h)" in page.text("#hit-rate-more")
+        assert "7.5 % of all chunks asked for so far were held, an infinite cache: 87.5 %" in page.text(
+            "#hit-rate-more"
+        )
         tiers = page.text("#tiers")
         for text in (
-            "16.0 MiB of 64.0 MiB, 25.0 %",
+            "16.0 MiB of 64.0 MiB, 25.0\N{NO-BREAK SPACE}%",
             "4.00 MiB of it on disk as well",
             "48.0 MiB ready (12 of 16 slabs)",
         ):
             assert text in tiers
-        assert "100 MiB of 400 MiB, 25.0 %" in tiers
+        assert "100 MiB of 400 MiB, 25.0\N{NO-BREAK SPACE}%" in tiers
         assert "/nvme/0" in tiers
         assert page.table("#movers")["1"] == ["host", "ready", "99", "1", "3", "2 threads", "a b"]
         assert page.table("#sessions")["vllm"] == ["2", "5", "attached", "1", "3", "kvclient 7"]
@@ -103,8 +105,8 @@ def test_hits_are_counted_from_when_the_page_was_opened_and_sum_to_what_was_aske
 
 
 def test_rates_are_over_the_brains_own_time(page: Browser) -> None:
-    counters = {**a_status().counters, "bytes_retrieved": 3_000_000_000, "bytes_stored": 50_000, "lookups": 90}
-    counters["disk_read_bytes"] = 700_000_000
+    moved = {"retrieve": 3_000_000_000, "store": 50_000, "promote": 700_000_000}
+    counters = {**a_status().counters, "moved_bytes": moved, "lookups": 90}
     with Story() as story:
         story.tell(a_status())
         page.open(story.address)
@@ -205,7 +207,7 @@ def test_a_brain_that_says_nothing_new_is_called_stuck(page: Browser) -> None:
 
 
 def test_another_brain_gives_no_negative_rates(page: Browser) -> None:
-    moved = {**a_status().counters, "bytes_retrieved": 3_000_000_000}
+    moved = {**a_status().counters, "moved_bytes": {"retrieve": 3_000_000_000}}
     before = asked(a_status(counters=moved, uptime_s=2.5), seconds=0, dram=1_000_000)
     after = asked(a_status(incarnation=12, uptime_s=3.0), seconds=0, dram=30, miss=10)
     with Story() as story:
@@ -265,15 +267,81 @@ def test_everything_is_reached_by_the_keyboard(page: Browser) -> None:
         assert page.run("return document.querySelector('details').open")
 
 
-@pytest.mark.parametrize("width", [320, 480, 1280])
+@pytest.mark.parametrize("width", [320, 375, 480, 1280])
 def test_no_width_makes_the_page_scroll_sideways(page: Browser, width: int) -> None:
-    wide = a_status(warnings=["/" + "x" * 300])
     with Story() as story:
-        story.tell(wide)
+        story.tell(a_wide_status())
         page.resize(width, 700)
         page.open(story.address)
         shown(page, "#state", "1 warning")
         assert page.run("return document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("width", [320, 375])
+def test_on_a_telephone_nothing_scrolls_sideways_and_no_word_is_cut(page: Browser, width: int) -> None:
+    """Each text is inside of what shows it, no table has to be moved, and no column is narrower than its words."""
+    with Story() as story:
+        story.tell(a_wide_status())
+        page.resize(width, 800)
+        page.open(story.address)
+        shown(page, "#state", "1 warning")
+        story.tell(asked(a_wide_status(), seconds=3, dram=123_456_789, unwanted=7_654_321, declined=17, miss=1_234))
+        shown(page, "#results", "123,456,789")
+        page.run("document.querySelector('details').open = true")
+        assert json.loads(page.run(CUT)) == []
+
+
+CUT = """
+const found = [];
+for (const node of document.querySelectorAll('main *, header *')) {
+  if (!node.getClientRects().length || node.closest('svg')) continue;
+  const say = (why) => found.push([why, node.tagName, node.className, node.textContent.slice(0, 60)]);
+  if (node.clientWidth && node.scrollWidth > node.clientWidth + 1) say('wider than its box');
+  if (node.getBoundingClientRect().right > innerWidth + 1) say('beyond the edge');
+  for (const text of node.childNodes) {
+    if (text.nodeType !== 3) continue;
+    for (const word of text.textContent.matchAll(/(?<!\\S)\\S{2,20}(?!\\S)/g)) {
+      const range = document.createRange();
+      range.setStart(text, word.index);
+      range.setEnd(text, word.index + word[0].length);
+      if (new Set([...range.getClientRects()].map((box) => Math.round(box.top))).size > 1) say(`broken: ${word[0]}`);
+    }
+  }
+}
+return JSON.stringify(found);
+"""
+
+
+def a_wide_status() -> Status:
+    """A status with long names in every place that others fill."""
+    status = a_status()
+    facts = {
+        "library": "/usr/lib/x86_64-linux-gnu/libcuda.so.1",
+        "driver": "570.195.03",
+        "kernels": "compiled for sm_90",
+    }
+    disk = msgspec.structs.replace(
+        status.disks[0],
+        directory="/mnt/nvme-" + "7" * 40,
+        takes_writes=False,
+        problem="io",
+        said="takes no writes: 5 reads or writes in a row failed",
+        faults=1_234,
+        daily_write_bytes=7 << 40,
+        budget_bytes=3 << 30,
+    )
+    return msgspec.structs.replace(
+        status,
+        incarnation=1795590608521079434,
+        warnings=["/" + "x" * 300],
+        troubles={"stores cut short: a rank has never registered": 1_234_567},
+        disks=[disk, disk],
+        movers=[msgspec.structs.replace(status.movers[0], facts=facts, device="cuda:GPU-8a1b2c3d@0000:17:00.0")],
+        shown_sessions=[msgspec.structs.replace(status.shown_sessions[0], engine="llama-3.1-70b-instruct-replica-17")],
+        shown_caches=[
+            msgspec.structs.replace(status.shown_caches[0], owner="llama-3.1-70b-instruct-replica-17 rank 15")
+        ],
+    )
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -127,7 +127,7 @@ def test_the_pages_numbers_are_those_of_metrics_under_real_traffic(browser: Brow
             assert number(counted[counter][1]) == total(site, sample) > 0, counter
         written = 'kvserver_moved_bytes_total{direction="demote",tier="disk"}'
         until("the disk's writes", lambda: total(site, written) == shown_count(browser, "disk_written_bytes") > 0)
-        until("tiers as full as in /metrics", lambda: shares(site) == re.findall(r", (\S+) %", browser.text("#tiers")))
+        until("tiers as full as in /metrics", lambda: shares(site) == re.findall(r", (\S+)\s%", browser.text("#tiers")))
         assert browser.table("#sessions")["engine <b>&lt;</b>"][2] == "attached"
 
 

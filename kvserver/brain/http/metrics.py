@@ -220,10 +220,18 @@ class SnapshotCollector(Collector):
         )
         yield _gauge(
             "infinite_cache_hit_ratio",
-            "Share of the chunks asked for in a window of time that an infinite cache would have hit: 1 - distinct / "
-            "asked, estimated. Of the last whole window; of the running one before the first is over.",
+            "Share of the chunks asked for in a window of time that an infinite cache would have held: 1 - distinct / "
+            "asked, estimated, and at least kvserver_held_ratio. Of the last whole window; of the running one before "
+            "the first is over.",
             "window",
             self._status.infinite_cache_hit_ratio,
+        )
+        yield _gauge(
+            "held_ratio",
+            "Share of the same chunks in the same window that this server held, those included that engines had too. "
+            "More DRAM or disk can bring the difference to kvserver_infinite_cache_hit_ratio, and no more.",
+            "window",
+            self._status.held_ratio,
         )
         yield _counter(
             "lease_events",
@@ -246,19 +254,13 @@ class SnapshotCollector(Collector):
             {"whole": seen.stores_whole, **seen.short_stores, "failed": seen.stores_failed},
         )
         yield _counter("retrieves", "Retrieves that were accepted.", value=seen.retrieves)
-        moved = {
-            "store": seen.bytes_stored,
-            "retrieve": seen.bytes_retrieved,
-            "demote": seen.disk_written_bytes,
-            "promote": seen.disk_read_bytes,
-        }
         family = CounterMetricFamily(
             "kvserver_moved_bytes",
             "Bytes that arrived: store = in DRAM and sealed, retrieve = in an engine, demote = on disk, promote = from "
             "disk in DRAM.",
             labels=("tier", "direction"),
         )
-        for direction, count in moved.items():
+        for direction, count in seen.moved_bytes.items():
             family.add_metric((TIERS[direction], direction), count)
         yield family
         yield _counter(
@@ -290,7 +292,13 @@ class SnapshotCollector(Collector):
             "job_seconds",
             "From a request's arrival, or an order to the disk, to the end of its job.",
             ("tier", "direction"),
-            {(TIERS[direction], direction): histogram for direction, histogram in seen.job_seconds.items()},
+            _by_tier(seen.job_seconds),
+        )
+        yield _histogram(
+            "job_bytes_per_second",
+            "Bytes of a job that ended well, over the time from its first byte to its last (without time in queues).",
+            ("tier", "direction"),
+            _by_tier(seen.job_bytes_per_s),
         )
 
     def _losses(self) -> Iterator[Metric]:
@@ -362,6 +370,8 @@ class SnapshotCollector(Collector):
 
         yield gauge("used_bytes", "Bytes in extents that are taken.", lambda disk: disk.used_bytes)
         yield gauge("total_bytes", "Bytes of all segments of a device.", lambda disk: disk.total_bytes)
+        text = "1 while a device's store is open, else 0: nothing there is read or written; /status says why."
+        yield gauge("usable", text, lambda disk: disk.usable)
         text = "1 while a device takes writes, else 0; /status says why."
         yield gauge("takes_writes", text, lambda disk: disk.takes_writes)
         text = "Seconds for which a device has taken no write although writes wait for it, else 0; /status says why."
@@ -403,6 +413,10 @@ def _counter(
     for which, count in values.items():
         family.add_metric((which,), count)
     return family
+
+
+def _by_tier(histograms: Mapping[str, Histogram]) -> dict[tuple[str, ...], Histogram]:
+    return {(TIERS[direction], direction): histogram for direction, histogram in histograms.items()}
 
 
 def _histogram(

@@ -1,4 +1,4 @@
-"""The HTTP server: /, /healthz, /readyz, /metrics, /status and /env, on a thread of the brain's process.
+"""The HTTP server: /, /healthz, /readyz, /metrics, /status, /config and /env, on a thread of the brain's process.
 
 The brain publishes an immutable snapshot several times a second. A thread with its own event loop answers from the last
 one. It never calls into the service, and no client can hold it up: every connection has CONNECTION_S in all, and one
@@ -13,15 +13,18 @@ buffer, so it waits for no other connection.
 /healthz   200 while the brain publishes, else 503 with the age of its last snapshot.
 /readyz    200 when it is healthy and a slab of the arena may be used, else 503 and what is missing. Movers are started
            by the first registration, so none is needed.
+           Both name as a problem that no disk can be used, and stay 200: a restart mends no disk, and DRAM still
+           serves.
 /metrics   Prometheus text, see metrics.py.
 /status    JSON, see wire/status.py.
+/config    JSON: the configuration in force, and the keys that were changed since the start.
 /env       JSON: the brain's environment, see environment.py. Secrets are not in it.
 
 All but /healthz and /readyz must be asked for by a name of this server (host_names.py).
 
 metrics.py is imported on this thread: prometheus_client takes 50 ms, and the brain's start does not wait for that.
 
-HTTP is implemented here without a library. All that is needed is GET of six prepared documents, one per connection.
+HTTP is implemented here without a library. All that is needed is GET of seven prepared documents, one per connection.
 The difficult part is what this file promises about the GIL, and about clients that do not read, do not write or come in
 thousands. That would have to be enforced around a library too, and http.server has a thread for each connection. If
 keep-alive or TLS is needed one day, a library is worth another look.
@@ -36,7 +39,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import NamedTuple
 
@@ -220,14 +223,16 @@ class HttpServer:
         host: str,
         port: int,
         names: str = "",
+        config: Mapping[str, int | str] | None = None,
         admin: admin_door.AdminDoor | None = None,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """names: further names of this server, with commas between them (host_names.py).
+        config: the configuration with which the server began.
         admin: answers requests below /admin/; without it these are not found."""
         self._admin = admin
         self._names = Names(host, names)
-        self._pages = Pages(board, clock_s)
+        self._pages = Pages(board, config or {}, clock_s)
         self._listener = _listen(host, port)
         self._loop = asyncio.SelectorEventLoop()
         self._closing = asyncio.Event()
@@ -328,8 +333,9 @@ class HttpServer:
 class Pages:
     """The answer of each path. Used on the HTTP thread only."""
 
-    def __init__(self, board: SnapshotBoard, clock_s: Callable[[], float]) -> None:
+    def __init__(self, board: SnapshotBoard, config: Mapping[str, int | str], clock_s: Callable[[], float]) -> None:
         self._board = board
+        self._config = config
         self._clock_s = clock_s
         self._metrics = b""
         self._metrics_s = float("-inf")
@@ -355,14 +361,18 @@ class Pages:
                 return self._scrape()
             case b"/status":
                 return self._status()
+            case b"/config":
+                return self._in_force()
             case b"/env":
                 return Answer(HTTPStatus.OK, JSON, msgspec.json.encode(shown_environment(os.environ)))
             case _:
-                return _refusal(HTTPStatus.NOT_FOUND, "there are /, /healthz, /readyz, /metrics, /status and /env")
+                return _refusal(
+                    HTTPStatus.NOT_FOUND, "there are /, /healthz, /readyz, /metrics, /status, /config and /env"
+                )
 
     def _health(self) -> Answer:
         problem = self._stuck()
-        return _verdict("ok" if not problem else "stuck", [problem] if problem else [])
+        return self._verdict("ok" if not problem else "stuck", [problem] if problem else [])
 
     def _readiness(self) -> Answer:
         missing = [problem] if (problem := self._stuck()) else []
@@ -370,7 +380,15 @@ class Pages:
         if last is not None and last.status.arena.slabs_ready == 0:
             reason = last.status.arena.problem or "it is still being touched"
             missing.append(f"no slab of the arena is ready: {reason}")
-        return _verdict("ready" if not missing else "not ready", missing)
+        return self._verdict("ready" if not missing else "not ready", missing)
+
+    def _verdict(self, word: str, problems: list[str]) -> Answer:
+        """The answer to a probe: 503 with problems. A disk tier that cannot be used is named beside them, and decides
+        nothing."""
+        last = self._board.last
+        disk = [last.status.disk_problem] if last is not None and last.status.disk_problem else []
+        status = HTTPStatus.SERVICE_UNAVAILABLE if problems else HTTPStatus.OK
+        return Answer(status, JSON, msgspec.json.encode({"status": word, "problems": [*problems, *disk]}))
 
     def _stuck(self) -> str:
         """Why the brain counts as stuck; empty while it is alive."""
@@ -398,6 +416,14 @@ class Pages:
             return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, self._stuck())
         return Answer(HTTPStatus.OK, JSON, encode_status(last.status))
 
+    def _in_force(self) -> Answer:
+        last = self._board.last
+        if last is None:
+            return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, self._stuck())
+        changed = sorted(name for name, value in last.status.settings.items() if self._config.get(name) != value)
+        values = {**self._config, **last.status.settings}
+        return Answer(HTTPStatus.OK, JSON, msgspec.json.encode({"values": values, "changed_since_start": changed}))
+
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
@@ -406,14 +432,8 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.setblocking(False)
         return listener
     except OSError as error:
-        raise ConfigError(
-            "http-port", f"cannot listen on http_host={host} http_port={port}: {error.strerror or error}"
-        ) from None
-
-
-def _verdict(word: str, problems: list[str]) -> Answer:
-    status = HTTPStatus.SERVICE_UNAVAILABLE if problems else HTTPStatus.OK
-    return Answer(status, JSON, msgspec.json.encode({"status": word, "problems": problems}))
+        why = error.strerror if isinstance(error, socket.gaierror) or not error.errno else os.strerror(error.errno)
+        raise ConfigError("http-port", f"cannot listen on http_host={host} http_port={port}: {why}") from None
 
 
 def _refusal(status: HTTPStatus, message: str) -> Answer:

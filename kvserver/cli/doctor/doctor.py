@@ -58,7 +58,7 @@ def examine(config: Config) -> list[Finding]:
         try:
             verdict, text = check(config)
         except (OSError, ValueError) as error:
-            verdict, text = "fail", f"{type(error).__name__}: {error}"
+            verdict, text = "fail", f"cannot be checked: {getattr(error, 'strerror', None) or error}"
         findings.append(Finding(verdict, name, text))
     return findings
 
@@ -185,7 +185,7 @@ def events_endpoint(config: Config) -> Answer:
             try:
                 probe.bind(endpoint)
             except zmq.ZMQError as error:
-                return _unless_it_runs(config), f"events_endpoint: {endpoint}: {error}"
+                return _unless_it_runs(config), f"events_endpoint: {endpoint}: {zmq.strerror(error.errno)}"
     return "ok", f"{' and '.join(endpoints)} are free"
 
 

@@ -28,7 +28,7 @@ def warnings(
     *,
     movers: Sequence[MoverStatus],
     disks: Sequence[DiskStatus],
-    disk_state: str,
+    disk_problem: str,
     clears_owed: int,
     drain: DrainState,
     drain_waits: str,
@@ -38,7 +38,7 @@ def warnings(
     return [
         *_of_movers(movers),
         *_of_clears(clears_owed),
-        *_of_disks(disks, disk_state),
+        *_of_disks(disks, disk_problem),
         *_of_arena(arena),
         *_of_drain(drain, drain_waits),
     ]
@@ -58,11 +58,25 @@ def _of_clears(owed: int) -> Iterator[str]:
         yield f"{owed} clears are not durable yet, as no disk could note them: a restart may bring that back"
 
 
-def _of_disks(disks: Sequence[DiskStatus], disk_state: str) -> Iterator[str]:
+def disk_problem(disks: Sequence[DiskStatus], disk_state: str) -> str:
+    """Why no disk can be used; empty while one can, and when all of them were drained on purpose."""
+    wanted = [disk for disk in disks if disk.drain != "drained"]
+    if not wanted:
+        return ""
     if disk_state == "away":
-        yield "the disk mover does not run: nothing on disk can be read or written"
+        return "no disk can be used: the disk mover does not run"
+    if not any(disk.usable for disk in wanted):
+        return f"no disk can be used: none of {len(wanted)} could be opened"
+    return ""
+
+
+def _of_disks(disks: Sequence[DiskStatus], disk_problem: str) -> Iterator[str]:
+    if disk_problem:
+        yield disk_problem
     for disk in disks:
-        if disk.problem:
+        if disk.problem and not disk.usable:
+            yield f"disk {disk.device} cannot be used: {disk.problem}"
+        elif disk.problem:
             yield f"disk {disk.device} takes no writes: {disk.problem}"
         elif disk.stalled_s * 1e9 >= STALLED_NS:
             why = STALLS.get(disk.stalled_why, disk.stalled_why)

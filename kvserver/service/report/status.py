@@ -9,7 +9,9 @@ from kvserver.service.report import problems
 from kvserver.service.state.core import Core
 from kvserver.service.state.devices import Device
 from kvserver.service.state.disk_tier import DiskTier
+from kvserver.service.telling.reuse import WINDOWS_HOURS, Ratios
 from kvserver.transfer.layout import Layout
+from kvserver.wire.admin import RELOADABLE
 from kvserver.wire.status import (
     SHOWN_MAX,
     ArcStatus,
@@ -34,16 +36,20 @@ def status(core: Core, now_ns: int) -> Status:
     disk_state = _disk_state(core.disk) if core.disk is not None else ""
     tenants = _tenants(core.chunks.accounts) if core.chunks.accounts is not None else []
     drain, drain_waits = core.operators.drain, core.operators.drain_waits
+    disk_problem = problems.disk_problem(disks, disk_state)
+    uptime_s = (now_ns - core.started_ns) / 1e9
+    ratios = core.reuse.ratios()
     return Status(
         server=core.server,
         incarnation=core.incarnation,
-        uptime_s=(now_ns - core.started_ns) / 1e9,
+        uptime_s=uptime_s,
         arena=arena,
         disks=disks,
         keys_touched=len(core.disk.writes.touched) if core.disk is not None else 0,
         chunks_on_disk=core.disk.chunks.held if core.disk is not None else 0,
         clean_bytes=core.chunks.clean_bytes,
         disk_state=disk_state,
+        disk_problem=disk_problem,
         slot_sizes=_slot_sizes(core),
         tenants=tenants,
         arc=_arc(core.chunks.arc) if core.chunks.arc is not None else None,
@@ -66,12 +72,15 @@ def status(core: Core, now_ns: int) -> Status:
         drain_left=dict(core.operators.drain_left),
         holds=_holds(core, now_ns),
         held_bytes=core.operators.held_bytes,
-        infinite_cache_hit_ratio=core.reuse.hit_ratios(),
+        infinite_cache_hit_ratio={window: each.infinite for window, each in ratios.items()},
+        held_ratio={window: each.held for window, each in ratios.items()},
+        reuse=_reuse(ratios, uptime_s),
+        settings=_settings(core),
         warnings=problems.warnings(
             arena,
             movers=movers,
             disks=disks,
-            disk_state=disk_state,
+            disk_problem=disk_problem,
             clears_owed=len(core.disk.notes.owed) if core.disk is not None else 0,
             drain=drain,
             drain_waits=drain_waits,
@@ -114,13 +123,18 @@ def _disks(tier: DiskTier, now_ns: int) -> list[DiskStatus]:
 def _disk(tier: DiskTier, device: Device, now_ns: int) -> DiskStatus:
     pool, placement, drain = tier.chunks.extents.pools[device.number], device.placement, device.drain
     stalled_ns, stalled_why = tier.stalled(device, now_ns)
+    waits = f", waits for {drain.waits}" if drain is not None and drain.waits else ""
+    takes = "takes writes" if device.takes_writes else "takes no writes" if device.is_open else "cannot be used"
+    said = f"{takes}: {device.problem}" if device.problem else f"{drain.state}{waits}" if drain is not None else takes
     return DiskStatus(
         device=device.number,
         directory=device.directory,
         total_bytes=pool.slabs_total * pool.slab_bytes,
         used_bytes=pool.bytes_used,
+        usable=device.is_open,
         takes_writes=device.takes_writes,
         problem=device.problem,
+        said=said,
         drain=drain.state if drain is not None else "",
         drain_waits=drain.waits if drain is not None else "",
         stalled_s=stalled_ns / 1e9,
@@ -140,6 +154,23 @@ def _disk_state(tier: DiskTier) -> str:
     if not tier.readable:
         return "away"
     return "ready" if tier.recovered else "recovering"
+
+
+def _reuse(ratios: dict[str, Ratios], uptime_s: float) -> str:
+    """The ratios of the shortest window in words. Both count the same chunks, so they can be compared."""
+    for window, (held, infinite) in ratios.items():
+        hours = WINDOWS_HOURS[window]
+        when = (
+            "so far" if uptime_s < 3600 * hours else "in the last hour" if hours == 1 else f"in the last {hours} hours"
+        )
+        return f"{100 * held:.1f} % of all chunks asked for {when} were held, an infinite cache: {100 * infinite:.1f} %"
+    return ""
+
+
+def _settings(core: Core) -> dict[str, int | str]:
+    bounds = core.bounds
+    policy = {"disk_write_policy": "through" if bounds.disk_write_through else "evict"}
+    return {name: policy[name] if name in policy else getattr(bounds, name) for name in RELOADABLE}
 
 
 def _slot_sizes(core: Core) -> list[SlotSize]:
@@ -231,6 +262,7 @@ def _caches(core: Core) -> list[CacheStatus]:
             cache=cache.number,
             name=cache.name,
             session=cache.session.number,
+            owner=f"{cache.session.engine.name} rank {cache.session.rank}",
             namespace=cache.digest.hex(),
             mover=cache.mover.number,
             mode=cache.mode,

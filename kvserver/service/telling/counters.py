@@ -25,10 +25,12 @@ JOB_KINDS = ("store", "retrieve")
 DIRECTIONS = (*JOB_KINDS, "demote", "promote")
 EVICTED_FOR = ("store", "promote", "index")
 LOOKUP_RESULTS = ("dram", "disk", "declined", "unwanted", "miss")
+HIT_RESULTS = ("dram", "disk")
+"""Results that count as hits: the server serves these, the engine had or computes all others."""
 LOOKUP_ENDS = ("whole", "absent", "gone", "writing", "partial", "declined", "disk-away", "namespace", "recovering")
 SHORT_WHYS = tuple(why for why in get_args(Why) if why)
 MODES: tuple[str, ...] = get_args(Mode)
-IN_PARTS = ("job_seconds", "lookup_tokens_by_model", "worker_bytes")
+IN_PARTS = ("job_bytes_per_s", "job_seconds", "lookup_tokens_by_model", "worker_bytes")
 """Counters that are tables of tables, shown in /metrics only."""
 
 Count = Literal[
@@ -64,6 +66,7 @@ Count = Literal[
 
 LOOKUP_SECONDS = (10e-6, 20e-6, 40e-6, 80e-6, 160e-6, 320e-6, 640e-6, 1.28e-3, 2.56e-3, 5.12e-3, 20e-3, 100e-3)
 JOB_SECONDS = (0.5e-3, 1e-3, 2e-3, 4e-3, 8e-3, 16e-3, 32e-3, 64e-3, 128e-3, 256e-3, 0.5, 1.0, 2.0, 5.0, 20.0, 60.0)
+JOB_BYTES_PER_S = (1e6, 1e7, 3e7, 1e8, 2e8, 5e8, 1e9, 2e9, 4e9, 8e9, 16e9, 32e9, 64e9, 128e9, 256e9)
 
 
 class Histogram:
@@ -117,6 +120,7 @@ class Counters:
         "evicted_bytes",
         "evicted_for",
         "evicted_to_disk",
+        "job_bytes_per_s",
         "job_seconds",
         "jobs",
         "leases_expired",
@@ -233,6 +237,8 @@ class Counters:
         """Time that Service.handle took for one lookup, measured by the shell."""
         self.job_seconds = {direction: Histogram(JOB_SECONDS) for direction in DIRECTIONS}
         """Seconds from the request's arrival, or from the order to the disk mover, to the job's end."""
+        self.job_bytes_per_s = {direction: Histogram(JOB_BYTES_PER_S) for direction in DIRECTIONS}
+        """Bytes of a job that ended well, over the time from its first byte to its last. Time in queues is left out."""
 
     @property
     def evictions(self) -> int:
@@ -246,6 +252,12 @@ class Counters:
     @property
     def stores_short(self) -> int:
         return sum(self.short_stores.values())
+
+    @property
+    def moved_bytes(self) -> dict[str, int]:
+        """Bytes that arrived, by direction."""
+        arrived = self.bytes_stored, self.bytes_retrieved, self.disk_written_bytes, self.disk_read_bytes
+        return dict(zip(DIRECTIONS, arrived, strict=True))
 
     @property
     def lookup_tokens(self) -> dict[str, int]:
@@ -269,6 +281,11 @@ class Counters:
         of_each = self.worker_bytes[kind]
         of_each[rank] = of_each.get(rank, 0) + count
 
+    def took(self, direction: str, moved_bytes: int, moved_ns: int) -> None:
+        """Counts the speed of a job that ended well. moved_ns: from its first byte to its last."""
+        if moved_bytes and moved_ns:
+            self.job_bytes_per_s[direction].observe(1e9 * moved_bytes / moved_ns)
+
     def copy(self) -> "Counters":
         """A snapshot that nobody writes to."""
         twin = Counters.__new__(Counters)
@@ -278,9 +295,13 @@ class Counters:
 
     def totals(self) -> dict[str, int | dict[str, int]]:
         """Plain counts by name, for the status document. Histograms are left to /metrics."""
+        tokens = self.lookup_tokens
         found: dict[str, int | dict[str, int]] = {
             "evictions": self.evictions,
-            "lookup_tokens": self.lookup_tokens,
+            "lookup_tokens": tokens,
+            "lookup_tokens_asked": sum(tokens.values()),
+            "lookup_tokens_hit": sum(tokens[result] for result in HIT_RESULTS),
+            "moved_bytes": self.moved_bytes,
             "stores_short": self.stores_short,
         }
         for name in Counters.__slots__:

@@ -63,7 +63,7 @@ class LookupCounts:
             counters.lookup_ends[result.why] += 1
             each, tokens = 0, self._nobodys
             if space is not None:
-                self._reuse.asked(space.digest, result.keys)
+                self._reuse.asked(space.digest, result.keys, result.held)
                 each, tokens = space.geometry.chunk_tokens, space.lookup_tokens
             for name, chunks in _chunks_by_result(result):
                 counters.lookup_chunks[name] += chunks

@@ -1,8 +1,11 @@
 """Estimates the hit rate of an infinite cache, so that "why is my hit rate low" has an answer.
 
 An infinite cache misses each distinct chunk once in a window of time and hits all further lookups of it. Its hit rate
-is 1 - distinct / asked. The real hit rate beside this one tells whether more DRAM or disk would help, or whether
-prompts simply do not come back.
+is 1 - distinct / asked. It also has what this server holds from before the window, so it never hits less than that.
+
+Beside each estimate stands the share of the same chunks, in the same window, that this server held. Both count chunks,
+also those that it did not serve because engines had them already. So the difference is what more DRAM or disk would
+bring. The hit rate itself counts tokens that were served, and may be far below both.
 
 Distinct chunks are counted by HyperLogLog (Flajolet et al. 2007) with the estimator of Ertl (arXiv:1702.01284), which
 needs no table of corrections. Two things keep it cheap on the thread that decides. Only chunks whose key's first byte
@@ -14,6 +17,7 @@ distinct).
 
 from collections import Counter
 from math import inf, log, sqrt
+from typing import NamedTuple
 
 from kvserver.wire.messages import KEY_BYTES
 
@@ -59,30 +63,39 @@ class Sketch:
         return REGISTERS * REGISTERS / (2 * log(2) * z)
 
 
+class Ratios(NamedTuple):
+    """Shares of the chunks that were asked for in one window of time. held <= infinite."""
+
+    held: float
+    """In DRAM or on disk when they were asked for."""
+    infinite: float
+    """Estimate of what an infinite cache would have held."""
+
+
 class Window:
-    """One window of time, and the estimate from the last window in which enough was asked."""
+    """One window of time, and the ratios of the last window in which enough was asked."""
 
     def __init__(self, hours: int) -> None:
         self._hours = hours
         self._left = hours
         self._sketch = Sketch()
-        self._asked = 0
+        self._asked = self._held = 0
         self._whole = False
-        self.hit_ratio: float | None = None
-        """Estimate for the last whole window, or for the running one as long as there is none. None: not enough was
-        asked yet."""
+        self.ratios: Ratios | None = None
+        """Of the last whole window, or of the running one as long as there is none. None: not enough was asked yet."""
 
-    def add(self, sketch: Sketch, asked: int) -> None:
+    def add(self, sketch: Sketch, asked: int, held: int) -> None:
         """Adds an hour that is over."""
         self._sketch.merge(sketch)
         self._asked += asked
+        self._held += held
         self._left -= 1
         is_over = self._left == 0
         if self._asked >= ASKED_MIN and (is_over or not self._whole):
-            self.hit_ratio = max(0.0, 1 - self._sketch.distinct() * SAMPLED / self._asked)
+            self.ratios = _ratios(self._sketch, self._asked, self._held)
             self._whole |= is_over
         if is_over:
-            self._left, self._asked, self._sketch = self._hours, 0, Sketch()
+            self._left, self._asked, self._held, self._sketch = self._hours, 0, 0, Sketch()
 
 
 class Reuse:
@@ -91,14 +104,16 @@ class Reuse:
     def __init__(self, now_ns: int) -> None:
         self._windows = {name: Window(hours) for name, hours in WINDOWS_HOURS.items()}
         self._sketch = Sketch()
-        self._asked = 0
+        self._asked = self._held = 0
         self._ends_ns = now_ns + HOUR_NS
         self._tails: dict[bytes, bytes] = {}
         """Last keys of prompts asked for in this hour -> the namespace in which each was last asked for."""
 
-    def asked(self, namespace: bytes, keys: bytes) -> None:
-        """Counts one lookup's packed keys, which form a chain. 512 new keys take about 6 us."""
+    def asked(self, namespace: bytes, keys: bytes, held: int) -> None:
+        """Counts one lookup's packed keys, which form a chain, and how many of them were held. 512 new keys take about
+        6 us."""
         self._asked += len(keys) // KEY_BYTES
+        self._held += held
         tail = keys[-KEY_BYTES:]
         if self._tails.get(tail) == namespace:
             return
@@ -118,18 +133,23 @@ class Reuse:
             return
         self._ends_ns = now_ns + HOUR_NS
         for window in self._windows.values():
-            window.add(self._sketch, self._asked)
-        self._sketch, self._asked = Sketch(), 0
+            window.add(self._sketch, self._asked, self._held)
+        self._sketch, self._asked, self._held = Sketch(), 0, 0
         self._tails.clear()
 
-    def hit_ratios(self) -> dict[str, float]:
-        """Window name -> estimate, for windows that have one. Before the first hour is over, the running hour stands
+    def ratios(self) -> dict[str, Ratios]:
+        """Window name -> ratios, for windows that have them. Before the first hour is over, the running hour stands
         in."""
-        ratios = {name: window.hit_ratio for name, window in self._windows.items()}
+        ratios = {name: window.ratios for name, window in self._windows.items()}
         if None in ratios.values() and self._asked >= ASKED_MIN:
-            now = max(0.0, 1 - self._sketch.distinct() * SAMPLED / self._asked)
-            return {name: now if ratio is None else ratio for name, ratio in ratios.items()}
-        return {name: ratio for name, ratio in ratios.items() if ratio is not None}
+            now = _ratios(self._sketch, self._asked, self._held)
+            return {name: now if each is None else each for name, each in ratios.items()}
+        return {name: each for name, each in ratios.items() if each is not None}
+
+
+def _ratios(sketch: Sketch, asked: int, held: int) -> Ratios:
+    share = held / asked
+    return Ratios(held=share, infinite=max(share, 1 - sketch.distinct() * SAMPLED / asked))
 
 
 def _sigma(x: float) -> float:

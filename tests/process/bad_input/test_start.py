@@ -246,6 +246,7 @@ def test_a_port_that_is_taken_is_named(folder: Path) -> None:
         port = taken.getsockname()[1]
         said = refused(f"--socket={folder}/kv.sock", "--arena-bytes=1MiB", f"--http-port={port}")
     assert re.search(rf"brain cannot start why=\"http-port: .*http_port={port}: Address already in use", said)
+    assert re.search(rf"^kvserver: http-port: .*http_port={port}: Address already in use$", said, re.MULTILINE)
     assert os.listdir(folder) == ["kv.sock.lock"]
 
 

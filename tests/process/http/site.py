@@ -13,9 +13,9 @@ from tests.process.harness import WAIT_S, Server, free_port
 class Site:
     """A server with HTTP, and access to its pages."""
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: object) -> None:
         self.port = free_port()
-        self.server = Server(http_port=self.port)
+        self.server = Server(http_port=self.port, **settings)
 
     def page(self, path: str) -> tuple[int, str]:
         try:

@@ -7,6 +7,7 @@ import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,28 @@ def test_level_and_bounds_change_while_the_server_runs(server: Server, tmp_path:
         "changed: lease_ttl_ms, log_level",
         "other than in force, and only at the next start: sessions_max",
     ]
+    command = [sys.executable, "-m", "kvserver", "config", "--running", f"--config={file}", "--json"]
+
+    def in_force() -> dict[str, dict[str, object]] | None:
+        """What the command says, once the server has published the change."""
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        told: dict[str, dict[str, object]] = json.loads(done.stdout)
+        return told if told["log_level"]["value"] == "info" else None
+
+    told = until("the change to be told", in_force)
+    assert told["lease_ttl_ms"] == {"value": 777, "origin": "changed since the start"}
+    assert told["sessions_max"]["value"] != 99
+    assert told["sessions_max"]["origin"] == "start; these flags and this file say 99"
+    assert told["arena_bytes"] == {"value": 64 << 20, "origin": "start"}
+    kill(server.brain_pid())
+
+    def changed() -> list[str] | None:
+        with suppress(OSError):  # between two brains nobody listens
+            document = json.loads(page(server, "/config"))
+            return list(document["changed_since_start"]) if "values" in document else None
+        return None
+
+    until("the next brain to have forgotten it", lambda: changed() == [])
 
 
 def test_tokens_can_be_changed_and_a_bad_file_changes_nothing(server: Server, tokens: Path) -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+import msgspec
 import pytest
 
 from kvserver.brain.http import metrics
@@ -99,6 +100,30 @@ def test_health_follows_the_age_of_the_last_snapshot(site: Site) -> None:
     assert said["problems"] == ["the brain's last sign of life is 2.0 s old, at most 2.0"]
     site.publish()
     assert site.json("/healthz")[0] == 200
+
+
+def test_probes_name_a_disk_tier_that_cannot_be_used_and_fail_no_server_for_it(site: Site) -> None:
+    problem = "no disk can be used: none of 2 could be opened"
+    site.publish(msgspec.structs.replace(a_status(), disk_problem=problem))
+    assert site.json("/healthz") == (200, {"status": "ok", "problems": [problem]})
+    assert site.json("/readyz") == (200, {"status": "ready", "problems": [problem]})
+    site.publish(msgspec.structs.replace(a_status(slabs_ready=0), disk_problem=problem))
+    status, said = site.json("/readyz")
+    assert (status, said["status"]) == (503, "not ready")
+    assert problem in said["problems"]
+
+
+def test_the_configuration_in_force_is_that_of_the_start_and_what_changed_since() -> None:
+    board = SnapshotBoard()
+    pages = http_pages.Pages(board, {"lease_ttl_ms": 7, "leases_max": 11, "arena_bytes": 13}, time.monotonic)
+    ask = b"GET /config HTTP/1.1\r\n\r\n"
+    assert pages.answer(ask).status == 503
+    settings: dict[str, int | str] = {"lease_ttl_ms": 17, "leases_max": 11}
+    board.publish(Snapshot(0.0, msgspec.structs.replace(a_status(), settings=settings), Counters()))
+    assert json.loads(pages.answer(ask).body) == {
+        "values": {"lease_ttl_ms": 17, "leases_max": 11, "arena_bytes": 13},
+        "changed_since_start": ["lease_ttl_ms"],
+    }
 
 
 def test_ready_needs_a_slab_and_says_what_is_missing(site: Site) -> None:
@@ -199,6 +224,7 @@ def test_the_page_is_whole_and_makes_no_html_of_what_it_is_told(site: Site) -> N
     assert {address for address in addresses if not address.startswith("data:")} == {
         "status",
         "metrics",
+        "config",
         "healthz",
         "readyz",
     }

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvserver.brain.http import metrics
-from kvserver.service.telling.counters import IN_PARTS, Counters, Histogram
+from kvserver.service.telling.counters import DIRECTIONS, IN_PARTS, Counters, Histogram
 from kvserver.wire.status import Status
 from tests.rigs.status_document import a_status
 
@@ -130,7 +130,7 @@ def test_names_end_in_their_unit_and_help_is_a_sentence() -> None:
     for name, said in helps.items():
         assert said.endswith("."), name
         assert name.endswith("_total") == (kinds[name] == "counter"), name
-        assert kinds[name] != "histogram" or name.endswith("_seconds"), name
+        assert kinds[name] != "histogram" or name.endswith(("_seconds", "_bytes_per_second")), name
     assert not {name for name in helps if name + "_total" in helps}, "a gauge and a counter of one name confuse"
 
 
@@ -181,7 +181,9 @@ def test_totals_are_all_plain_counts() -> None:
     totals = a_count().totals()
     assert totals["lookups"] == 900
     assert totals["lookup_tokens"] == {"dram": 210, "disk": 212, "declined": 214, "unwanted": 216, "miss": 218}
-    sums = {"evictions", "lookup_tokens", "stores_short"}
+    assert (totals["lookup_tokens_asked"], totals["lookup_tokens_hit"]) == (1070, 422), "hits are served from here"
+    assert list(totals["moved_bytes"]) == list(DIRECTIONS)
+    sums = {"evictions", "lookup_tokens", "lookup_tokens_asked", "lookup_tokens_hit", "moved_bytes", "stores_short"}
     assert set(totals) == {*Counters.__slots__, *sums} - {*IN_PARTS, "lookup_handle_seconds"}
 
 

@@ -23,7 +23,7 @@ class Server:
         assert (verb, fields) == ("drain", {})
         return {}
 
-    def status(self) -> dict[str, Any]:
+    def get(self, _: str) -> dict[str, Any]:
         return next(self._statuses)
 
 

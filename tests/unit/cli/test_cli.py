@@ -17,6 +17,7 @@ from kvserver.cli import main
 from kvserver.cli.doctor import doctor
 from kvserver.cli.doctor.doctor import Finding
 from kvserver.cli.status_text import overview
+from kvserver.cli.values import option_value
 from kvserver.config.config import KEYS, Config, example
 from kvserver.errors import ConfigError, ResourceError
 from kvserver.sizing.options import SizingOptions
@@ -50,6 +51,13 @@ def test_a_configuration_error_is_one_line_and_exit_2() -> None:
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == "kvserver: config-range: jobs_max=0 must be in [1, 4096] (jobs_max from --jobs-max)\n"
+
+
+def test_bytes_that_are_no_text_are_refused() -> None:
+    command: list[str | bytes] = [sys.executable, "-m", "kvserver", "explain", b"\xff"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_S, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "kvserver: argument: the command line has bytes that are not text in UTF-8\n"
 
 
 def test_an_unknown_flag_exits_2_and_names_what_it_may_have_meant() -> None:
@@ -221,7 +229,15 @@ def test_status_shows_the_document_and_json_leaves_it_as_it_is(monkeypatch: pyte
 def test_an_overview_shows_counts_that_are_not_zero_and_whose_caches_there_are() -> None:
     session = SessionStatus(session=3, engine="vllm", epoch=1, rank=2, software="x", attached=True, caches=1, jobs=0)
     cache = CacheStatus(
-        cache=9, name="kv", session=3, namespace="ab" * 32, mover=1, mode="direct", state="mapped", jobs=5
+        cache=9,
+        name="kv",
+        session=3,
+        owner="vllm rank 2",
+        namespace="ab" * 32,
+        mover=1,
+        mode="direct",
+        state="mapped",
+        jobs=5,
     )
     status = msgspec.structs.replace(
         a_status(),
@@ -297,13 +313,18 @@ def test_size_flags_repeat_the_defaults_of_its_options() -> None:
     defaults = SizingOptions()
     for flag in main.SIZE_FLAGS:
         if flag.name != "arena_bytes":
-            assert main.option_value(SizingOptions, flag.name, flag.default) == getattr(defaults, flag.name), flag.name
+            assert option_value(SizingOptions, flag.name, flag.default) == getattr(defaults, flag.name), flag.name
 
 
 def test_an_option_that_is_no_number_is_refused() -> None:
-    for name, text in (("requests", "many"), ("token_bytes", "8KB"), ("think_s_max", "")):
-        with pytest.raises(ConfigError, match=f"{name}='{text}' must be a number"):
-            main.option_value(SizingOptions, name, text)
+    wrong = (
+        ("requests", "many", "a whole number"),
+        ("token_bytes", "8KB", "bytes such as"),
+        ("think_s_max", "", "a number"),
+    )
+    for name, text, expected in wrong:
+        with pytest.raises(ConfigError, match=f"{name}='{text}' must be {expected}"):
+            option_value(SizingOptions, name, text)
 
 
 def test_replay_says_where_it_works_when_there_is_no_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_a_check_that_the_system_refuses_has_failed(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(doctor, "CHECKS", (("seals", refuse),))
     (finding,) = examine(Config())
-    assert (finding.verdict, finding.text) == ("fail", "PermissionError: [Errno 1] Operation not permitted")
+    assert (finding.verdict, finding.text) == ("fail", "cannot be checked: Operation not permitted")
 
 
 def test_a_native_module_of_another_release_is_told_by_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:

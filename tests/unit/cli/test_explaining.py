@@ -8,7 +8,7 @@ import pytest
 
 from kvclient.keys import chunk_keys
 from kvserver.cli.explain import CAUSES, ENDINGS, explain
-from kvserver.errors import ConfigError, RequestError
+from kvserver.errors import ConfigError
 from kvserver.service.requests.miss_reason import Ending
 from kvserver.service.telling.evicted_keys import Cause
 from kvserver.wire.explanation import Explanation, decode_explanations
@@ -85,7 +85,7 @@ def test_a_question_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
         ask(client)
     with pytest.raises(ConfigError, match="expected token ids"):
         ask(client, tokens=str(file))
-    with pytest.raises(RequestError, match="64 lower-case"):
+    with pytest.raises(ConfigError, match="64 lower-case"):
         ask(client, ["abc"])
     file.write_text("[1, 2]")
     assert "less than a chunk" in ask(client, tokens=str(file))[0]

@@ -164,7 +164,7 @@ def test_a_key_that_was_renamed_is_refused_by_its_new_name(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("jobs_max = true", "jobs_max=True must be a whole number"),
+        ("jobs_max = true", "jobs_max=true must be a whole number"),
         ("jobs_max = 1.5", "jobs_max=1.5 must be a whole number"),
         ('jobs_max = "5"', "jobs_max='5' must be a whole number"),
         ('arena_bytes = "16GB"', "arena_bytes='16GB' must be bytes such as 4096 or 16GiB"),
@@ -234,7 +234,7 @@ def test_a_bad_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_construction_checks_as_well() -> None:
-    with pytest.raises(ConfigError, match="jobs_max=True"):
+    with pytest.raises(ConfigError, match="jobs_max=true"):
         Config(jobs_max=True)
     with pytest.raises(AttributeError):
         Config().jobs_max = 3  # type: ignore[misc]

@@ -79,7 +79,7 @@ def test_engines_are_told_the_socket_that_the_server_opens(name: str) -> None:
 def test_probes_ask_for_pages_that_there_are(name: str) -> None:
     paths = set(re.findall(r"(?:path: |127\.0\.0\.1:9710)(/\w*z)\b", text(name)))
     assert paths
-    pages = Pages(SnapshotBoard(), lambda: 0.0)
+    pages = Pages(SnapshotBoard(), {}, lambda: 0.0)
     assert all(pages.answer(f"GET {path} HTTP/1.1\r\n\r\n".encode()).status != 404 for path in paths)
     assert str(Config().http_port) in text(name) or "port: metrics" in text(name)
 

@@ -26,7 +26,8 @@ def shown() -> dict[str, dict[str, set[str]]]:
     """Sample name -> label -> values, as a scrape of a server with a disk has them."""
     rig = DiskRig()
     text = render(rig.service.status(rig.now_ns), rig.service.counters, 0.0).decode()
-    found: dict[str, dict[str, set[str]]] = {"kvserver_infinite_cache_hit_ratio": {"window": set(WINDOWS_HOURS)}}
+    ratios = "kvserver_infinite_cache_hit_ratio", "kvserver_held_ratio"
+    found: dict[str, dict[str, set[str]]] = {name: {"window": set(WINDOWS_HOURS)} for name in ratios}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             labels = found.setdefault(sample.name, {})

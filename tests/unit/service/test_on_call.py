@@ -5,7 +5,7 @@ import pytest
 
 from kvserver.cli.status_text import overview
 from kvserver.service.base.events import ArenaGrew, MoverGone
-from kvserver.service.report.problems import troubles, warnings
+from kvserver.service.report.problems import disk_problem, troubles, warnings
 from kvserver.service.telling.counters import Counters
 from kvserver.wire.admin import DrainServer, Resume
 from kvserver.wire.orders import DrainState
@@ -42,7 +42,7 @@ def said(
         arena,
         movers=movers,
         disks=disks,
-        disk_state=disk_state,
+        disk_problem=disk_problem(disks, disk_state),
         clears_owed=clears_owed,
         drain=drain,
         drain_waits=drain_waits,
@@ -70,12 +70,21 @@ def test_each_thing_that_is_wrong_is_said_worst_first() -> None:
     lines = said(stopped, [killed], (DISK, failing), "away")
     assert [line.split(":")[0] for line in lines] == [
         "mover 1 of host was killed and has not ended yet",
-        "the disk mover does not run",
+        "no disk can be used",
         "disk 1 takes no writes",
         "the arena stopped growing at slab 3 of 5",
     ]
     assert lines[2].endswith(": 5 writes in a row failed")
     assert lines[3].endswith(": out of memory")
+
+
+def test_disks_that_were_all_refused_are_no_tier_and_one_that_was_is_named() -> None:
+    refused = msgspec.structs.replace(DISK, usable=False, takes_writes=False, problem="segments of 7 bytes")
+    assert said(disks=(refused, refused))[0] == "no disk can be used: none of 2 could be opened"
+    assert said(disks=(DISK, refused)) == ["disk 1 cannot be used: segments of 7 bytes"]
+    drained = msgspec.structs.replace(refused, problem="", drain="drained")
+    assert said(disks=(drained,)) == [], "an operator wanted it so"
+    assert said(disks=(drained, refused))[0] == "no disk can be used: none of 1 could be opened"
 
 
 def test_a_disk_that_is_drained_on_purpose_is_not_wrong_and_one_that_fails_meanwhile_is() -> None:

@@ -28,6 +28,26 @@ function match(parent, items, make, show) {
   items.forEach((item, at) => show(parent.children[at] ?? make(parent), item));
 }
 
+/** A card with a table. # behind a column's head: numbers. "lately": over the span that was chosen. */
+function section(parent, id, title, columns, folded = false) {
+  const card = element($(parent), folded ? "details" : "section", "card");
+  const head = element(folded ? element(card, "summary", "") : card, "h2", "");
+  [head.id, head.textContent] = [`h-${id}`, title];
+  element(card, "p", "").id = `${id}-more`;
+  const scroll = element(card, "div", "scroll");
+  scroll.tabIndex = 0;
+  scroll.role = "region";
+  for (const node of [card, scroll]) node.setAttribute("aria-labelledby", head.id);
+  const table = element(scroll, "table", "");
+  const heads = table.createTHead().insertRow();
+  for (const column of columns) {
+    const cell = element(heads, "th", column.endsWith("#") ? "n" : "wrap");
+    cell.textContent = column.replace("#", "");
+    if (column === "lately#") cell.dataset.span = "";
+  }
+  table.createTBody().id = id;
+}
+
 /** Rows of texts; a cell may be [text, class]. Columns take the class of their head. */
 function rows(id, table) {
   const body = $(id);
@@ -36,7 +56,9 @@ function rows(id, table) {
   match(body, table, row, (line, cells) => {
     match(line, cells, () => line.insertCell(), (cell, content) => {
       const [text, className] = Array.isArray(content) ? content : [content, ""];
-      cell.className = className || heads[cell.cellIndex].className;
+      const head = heads[cell.cellIndex];
+      cell.className = className || head.className;
+      cell.dataset.head = head.textContent;
       put(cell, text);
     });
   });
@@ -44,5 +66,5 @@ function rows(id, table) {
 
 function showSection(id, more, isThere = true) {
   $(id).closest("section").hidden = !isThere;
-  if ($(`${id}-more`)) put($(`${id}-more`), more);
+  put($(`${id}-more`), more);
 }

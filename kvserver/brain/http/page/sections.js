@@ -25,7 +25,17 @@ const EVICTED = {
   index: "left DRAM: chunks_max",
 };
 
-const asked = (seen) => RESULTS.reduce((sum, [result]) => sum + seen.grown(`lookup_tokens.${result}`), 0);
+section("pair", "results", "Tokens of lookups", ["where they were", "lately#", "share#", "since the start#", "share#"]);
+section("pair", "ends", "Why prefixes end, and why chunks leave DRAM", ["why", "lately#", "since the start#"]);
+section("tables", "troubles", "What should not happen", ["what", "lately#", "since the start#"]);
+section("tables", "movers", "Movers", ["mover#", "device", "state", "process#", "caches#", "jobs#", "moves bytes by", "says of itself"]);
+section("tables", "disks", "Disks", ["disk#", "state", "reads now#", "writes now#", "reads at best#", "writes at best#", "queued#",
+  "read in all#", "written in all#", "may write now#", "faults#"]);
+section("tables", "sessions", "Sessions", ["engine", "rank#", "session#", "state", "caches#", "jobs#", "software"]);
+section("tables", "caches", "Caches", ["cache", "of", "namespace", "mover#", "moved", "state", "jobs#"]);
+section("tables", "counted", "Everything that is counted", ["counter", "lately#", "since the start#"], true);
+
+const asked = (seen) => seen.grown("lookup_tokens_asked");
 let disks = false;
 const hits = new Chart(
   "hits",
@@ -39,14 +49,14 @@ const hits = new Chart(
 const moved = new Chart(
   "moved",
   [
-    ["DRAM to engines", "dram", "bytes_retrieved"],
-    ["engines to DRAM", "dram into", "bytes_stored"],
-    ["disk to DRAM", "disk", "disk_read_bytes"],
-    ["DRAM to disk", "disk into", "disk_written_bytes"],
-  ].map(([name, className, counter]) => ({
+    ["DRAM to engines", "dram", "retrieve"],
+    ["engines to DRAM", "dram into", "store"],
+    ["disk to DRAM", "disk", "promote"],
+    ["DRAM to disk", "disk into", "demote"],
+  ].map(([name, className, direction]) => ({
     name,
     class: className,
-    of: (seen) => seen.perS(counter),
+    of: (seen) => seen.perS(`moved_bytes.${direction}`),
     hidden: () => className.startsWith("disk") && !disks,
   })),
   { stacked: false, limit: roundUp, words: bytesPerS },
@@ -73,23 +83,18 @@ function show(status) {
   showCaches(status);
 }
 
-function hitTokens(seen) {
-  return seen.grown("lookup_tokens.dram") + seen.grown("lookup_tokens.disk");
-}
-
 function showTiles(status, now, span, start) {
   for (const tile of document.querySelectorAll("[data-of=disk]")) tile.hidden = !disks;
-  put($("hit-rate"), share(hitTokens(span), asked(span)));
-  const [infinite] = Object.entries(status.infinite_cache_hit_ratio);
-  const since = `${share(hitTokens(start), asked(start))} since the start`;
-  const most = infinite ? `; an infinite cache ${share(infinite[1], 1)} (${infinite[0]})` : "";
+  const hits = (seen) => share(seen.grown("lookup_tokens_hit"), asked(seen));
+  put($("hit-rate"), hits(span));
   const own = span.grown("lookup_tokens.unwanted");
-  const theirs = own ? `; ${share(own, asked(span))} engines had themselves` : "";
-  put($("hit-rate-more"), since + theirs + most);
-  put($("retrieve-rate"), bytesPerS(now.perS("bytes_retrieved")));
-  put($("store-rate"), `they store ${bytesPerS(now.perS("bytes_stored"))}`);
-  put($("promote-rate"), bytesPerS(now.perS("disk_read_bytes")));
-  put($("demote-rate"), `they take ${bytesPerS(now.perS("disk_written_bytes"))}`);
+  const theirs = own && `engines had ${share(own, asked(span))} themselves`;
+  put($("hit-rate-more"), [`${hits(start)} since the start`, theirs, status.reuse].filter(Boolean).join("; "));
+  const moved = (direction) => bytesPerS(now.perS(`moved_bytes.${direction}`));
+  put($("retrieve-rate"), moved("retrieve"));
+  put($("store-rate"), `they store ${moved("store")}`);
+  put($("promote-rate"), moved("promote"));
+  put($("demote-rate"), `they take ${moved("demote")}`);
   put($("lookup-rate"), perS(now.perS("lookups")));
   put($("job-rate"), `${perS(now.perS("stores"))} stores, ${perS(now.perS("retrieves"))} retrieves`);
   put($("chunks"), count(status.chunks));
@@ -120,7 +125,7 @@ function showTiers(status) {
     used: disk.used_bytes,
     total: disk.total_bytes,
     parts: [["disk bars", disk.used_bytes]],
-    more: [disk.directory],
+    more: [disk.directory, disk.usable ? "" : "cannot be used"],
   }));
   const make = (parent) => {
     const row = element(parent, "div", "tier");
@@ -132,7 +137,7 @@ function showTiers(status) {
   };
   match($("tiers"), [dram, ...devices], make, ({ children: [name, bar, held, more] }, tier) => {
     put(name, tier.name);
-    put(held, `${bytes(tier.used)} of ${bytes(tier.total)}, ${share(tier.used, tier.total)}`);
+    put(held, `${bytes(tier.used)} of ${bytes(tier.total)}, ${share(tier.used, tier.total).replace(" ", "\u00a0")}`);
     put(more, tier.more.filter(Boolean).join(" · "));
     bar.setAttribute("aria-label", `${tier.name}: ${held.textContent}`);
     let x = 0;
@@ -179,18 +184,12 @@ function showMovers(status) {
 function showDisks(status, now) {
   showSection("disks", `${status.disk_state}: ${count(status.chunks_on_disk)} chunks on disk`, disks);
   rows("disks", status.disks.map((disk) => [
-    `${disk.device}`, diskState(disk), bytesPerS(now.perS(`disk.${disk.device}.read`)),
+    `${disk.device}`, [disk.said, disk.problem ? "alarm" : "wrap"], bytesPerS(now.perS(`disk.${disk.device}.read`)),
     bytesPerS(now.perS(`disk.${disk.device}.written`)), bytesPerS(disk.read_bytes_per_s),
     bytesPerS(disk.write_bytes_per_s), bytes(disk.queued_bytes), bytes(disk.read_bytes), bytes(disk.written_bytes),
     disk.daily_write_bytes ? `${bytes(disk.budget_bytes)} of ${bytes(disk.daily_write_bytes)} a day` : "no limit",
     [count(disk.faults), disk.faults ? "n alarm" : ""],
   ]));
-}
-
-function diskState(disk) {
-  if (disk.problem) return [`takes no writes: ${disk.problem}`, "alarm"];
-  if (disk.drain) return disk.drain_waits ? `${disk.drain}, waits for ${disk.drain_waits}` : disk.drain;
-  return disk.takes_writes ? "takes writes" : "takes no writes";
 }
 
 /** Lists are cut by the server. */
@@ -209,14 +208,9 @@ function showSessions(status) {
 
 function showCaches(status) {
   const shown = status.shown_caches;
-  const sessions = new Map(status.shown_sessions.map((session) => [session.session, session]));
-  const owner = (cache) => {
-    const session = sessions.get(cache.session);
-    return session ? `${session.engine} rank ${session.rank}` : `session ${cache.session}`;
-  };
   showSection("caches", cut(shown, status.caches), shown.length > 0);
   rows("caches", shown.map((cache) => [
-    cache.name, owner(cache), cache.namespace.slice(0, 12), `${cache.mover}`, cache.mode, cache.state,
+    cache.name, cache.owner, cache.namespace.slice(0, 12), `${cache.mover}`, cache.mode, cache.state,
     count(cache.jobs),
   ]));
 }

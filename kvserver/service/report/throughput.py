@@ -1,0 +1,16 @@
+"""The speed of each job, counted when its mover reports the end and before the job is forgotten."""
+
+from kvserver.service.state.core import Core
+from kvserver.wire.orders import Done, Moved, Report
+
+DISK_DIRECTIONS = {"write": "demote", "read": "promote"}
+
+
+def count(core: Core, report: Report) -> None:
+    """Counts jobs that ended well. Others moved part of their bytes, and say nothing about a device's speed."""
+    match report:
+        case Done(job=number, status="done") if number in core.jobs:
+            core.counters.took(core.jobs[number].kind, report.bytes, report.copy_ns)
+        case Moved(job=number, faults=[]) if core.disk is not None and number in core.disk.chunks.jobs:
+            job = core.disk.chunks.jobs[number]
+            core.counters.took(DISK_DIRECTIONS[job.kind], job.bytes, report.io_ns)
