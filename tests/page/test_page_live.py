@@ -105,6 +105,7 @@ def test_the_pages_numbers_are_those_of_metrics_under_real_traffic(browser: Brow
     with site.server, Engine(site.server.path, name="engine <b>&lt;</b>") as engine:
         engine.ready()
         browser.open(f"http://127.0.0.1:{site.port}/")
+        until("a first sample", lambda: "·" in browser.text("#up"))
         with traffic(engine, 120):
             until("hits while traffic runs", lambda: "%" in browser.text("#hit-rate"))
         settled(site, browser, 360)

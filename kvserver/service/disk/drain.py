@@ -4,7 +4,7 @@ Its chunks move one after the other to the device that their key chooses among t
 they are there too, else by way of DRAM. A chunk stays found all the while; its old extents go when the new ones hold
 it. Moves count as ordinary writes: they stay within the queue and the daily bytes of their device, and chunks used
 longer ago go for them. A chunk that finds no place there stays in DRAM alone, if that has room, or is given up and
-counted.
+counted. So is a chunk that is larger than the daily budget ever allows at once.
 
 The mover keeps a mark in the directory that the device is being drained, so neither a restarted brain nor a restarted
 server uses it again. When nothing is left, the device's file is removed.
@@ -184,12 +184,14 @@ def _move(core: Core, tier: DiskTier, chunk: tuple[Space, Node], away: int, now_
     if device is None:
         return "device"
     used = node.used if node.children is None else now_ns  # others depend on it
+    placement, count = tier.devices[device].placement, space.group_bytes(node.on_disk)
+    if not placement.budget.may_ever_allow(count):
+        return "room"
+    if refusal := placement.refusal(count, now_ns):
+        return refusal
     if not away:
         job = writes.write_of(core, space, node, device=device, now_ns=now_ns, whole=True)
         return writes.order(core, tier, job, used=used, now_ns=now_ns)
-    refusal = tier.devices[device].placement.refusal(space.group_bytes(node.on_disk), now_ns)
-    if refusal:
-        return refusal
     room = tier.chunks.room
     sizes = _extent_sizes(space, node.on_disk)
     if not all(room.has(room.wanted(device, extent_bytes, used, node.tenant)) for extent_bytes in sizes):

@@ -175,6 +175,8 @@ def order(core: Core, tier: DiskTier, job: DiskJob, *, used: int, now_ns: int) -
     if job.generation > tier.notes.generation_max:
         return "queue"
     count = job.space.group_bytes(job.groups)
+    if not placement.budget.may_ever_allow(count):
+        return "room"  # "budget" would be tried again and again, before all others
     refusal = placement.refusal(count, now_ns)
     if refusal:
         return refusal

@@ -73,7 +73,7 @@ def disk_problem(disks: Sequence[DiskStatus], disk_state: str) -> str:
 def _of_disks(disks: Sequence[DiskStatus], disk_problem: str) -> Iterator[str]:
     if disk_problem:
         yield disk_problem
-    for disk in disks:
+    for disk in (disk for disk in disks if disk.drain != "drained"):
         if disk.problem and not disk.usable:
             yield f"disk {disk.device} cannot be used: {disk.problem}"
         elif disk.problem:

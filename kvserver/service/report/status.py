@@ -123,9 +123,6 @@ def _disks(tier: DiskTier, now_ns: int) -> list[DiskStatus]:
 def _disk(tier: DiskTier, device: Device, now_ns: int) -> DiskStatus:
     pool, placement, drain = tier.chunks.extents.pools[device.number], device.placement, device.drain
     stalled_ns, stalled_why = tier.stalled(device, now_ns)
-    waits = f", waits for {drain.waits}" if drain is not None and drain.waits else ""
-    takes = "takes writes" if device.takes_writes else "takes no writes" if device.is_open else "cannot be used"
-    said = f"{takes}: {device.problem}" if device.problem else f"{drain.state}{waits}" if drain is not None else takes
     return DiskStatus(
         device=device.number,
         directory=device.directory,
@@ -134,7 +131,7 @@ def _disk(tier: DiskTier, device: Device, now_ns: int) -> DiskStatus:
         usable=device.is_open,
         takes_writes=device.takes_writes,
         problem=device.problem,
-        said=said,
+        said=_said(device),
         drain=drain.state if drain is not None else "",
         drain_waits=drain.waits if drain is not None else "",
         stalled_s=stalled_ns / 1e9,
@@ -148,6 +145,17 @@ def _disk(tier: DiskTier, device: Device, now_ns: int) -> DiskStatus:
         write_bytes_per_s=placement.writes.bytes_per_s if placement.writes.measured else 0.0,
         read_bytes_per_s=placement.reads.bytes_per_s if placement.reads.measured else 0.0,
     )
+
+
+def _said(device: Device) -> str:
+    """The state of a device in words."""
+    drain = device.drain
+    takes = "takes writes" if device.takes_writes else "takes no writes" if device.is_open else "cannot be used"
+    if device.problem and not (drain is not None and drain.state == "drained"):
+        return f"{takes}: {device.problem}"
+    if drain is None:
+        return takes
+    return f"{drain.state}, waits for {drain.waits}" if drain.waits else drain.state
 
 
 def _disk_state(tier: DiskTier) -> str:

@@ -12,6 +12,8 @@ from kvserver.wire.messages import (
     KEY_BYTES,
     Error,
     GroupBlocks,
+    GroupSpec,
+    RegionRun,
     Retrieved,
 )
 from kvserver.wire.orders import Copy
@@ -297,6 +299,22 @@ def test_the_daily_budget_holds_and_says_so() -> None:
     rig.wait_ms(200)
     fill(client, first=3000, prompts=1)
     assert 7 < len(rig.written) <= 14
+
+
+def test_a_chunk_that_the_daily_budget_never_allows_at_once_does_not_hold_up_others() -> None:
+    """It is the coldest, so it would be tried before them for ever."""
+    segment_bytes = 17 * 4096
+    sizes = {"disk_segment_bytes": segment_bytes, "disk_device_bytes": 9 * segment_bytes}
+    rig = DiskRig(disk_daily_write_bytes=24 * 7 * 4096, **sizes)
+    page_bytes = 8 * 4096 // 3
+    group = GroupSpec(2, 3, "full", 0, 1, 0, 1, 0, [RegionRun(0, 0, 1, 0, page_bytes, page_bytes)])
+    large = Client(rig, engine="large").register((group,), namespace=b"L" * 32, buffer_bytes=3 * page_bytes)
+    large.ask(large.storing(chain(1, 1), GroupBlocks(0, 0, ids(0, 1, 2))))
+    rig.wait_ms(1_000)
+    small = Client(rig).register()
+    small.store(chain(2, CHUNKS))
+    rig.wait_ms(1_000)
+    assert rig.keys_written() == [key(chain(2, CHUNKS), chunk) for chunk in range(CHUNKS)]
 
 
 def test_second_touch_writes_only_what_was_asked_for_again() -> None:

@@ -79,7 +79,7 @@ def test_draining_writes_what_dram_alone_holds() -> None:
 
 
 def test_draining_says_what_the_disk_does_not_take() -> None:
-    rig = DiskRig(disk_write_through=False, disk_clean_percent=1, disk_daily_write_bytes=24)
+    rig = DiskRig(disk_write_through=False, disk_clean_percent=1, disk_daily_write_bytes=24 * 2 * 4096)
     client = Client(rig).register()
     client.store(chain(1, CHUNKS))
     command(rig, DrainServer())

@@ -1,5 +1,7 @@
 """A drained device: where its chunks go, which are lost for want of a place, and that it stays out of use."""
 
+from dataclasses import replace
+
 import pytest
 
 from kvserver.service.base.events import ArenaGrew
@@ -138,6 +140,22 @@ def test_moves_stay_within_the_day_of_the_device_that_takes_them() -> None:
     rig.wait_ms(3_000)
     assert disk(rig).drain == "drained"
     assert rig.service.counters.disk_drained["given-up"] == 0
+
+
+def test_a_drain_does_not_wait_for_a_budget_that_never_allows_its_chunks() -> None:
+    """The budget was lowered at a restart. They are given up, as chunks without a place are."""
+    rig = DiskRig(disk_devices=2)
+    filled(rig)
+    rig.bounds = replace(rig.bounds, disk_daily_write_bytes=24 * 4095)
+    restart(rig)
+    rig.wait_ms(100)
+    there = disk(rig).used_bytes // 4096
+    drain(Client(rig).register())
+    rig.wait_ms(60_000)
+    assert disk(rig).drain == "drained"
+    ended = rig.service.counters.disk_drained
+    assert ended["moved"] == 0
+    assert ended["given-up"] + ended["kept"] >= there > 0
 
 
 def test_a_device_that_fails_what_is_moved_to_it_costs_nothing_that_dram_can_keep() -> None:
