@@ -60,16 +60,14 @@ class LocalDoor:
         self._number, self._arrived, self._too_long, self._gone = number, arrived, too_long, gone
         self._share, self._patience_s = share, patience_s
         self._receiver = Receiver(FRAME_BYTES_MAX + 1, DESCRIPTORS_MAX)
-        self._peers: dict[int, _Peer] = {}
+        self.peers: dict[int, _Peer] = {}
+        """All connections. Others only ask whether a peer is there: a lookup does so twice."""
         self._strangers: dict[int, _Peer] = {}
         """Connections without a session, oldest first."""
 
-    def __contains__(self, peer: int) -> bool:
-        return peer in self._peers
-
     def end_of(self, peer: int) -> socket.socket | None:
         """The connection of a peer."""
-        known = self._peers.get(peer)
+        known = self.peers.get(peer)
         return known.end if known is not None else None
 
     def accept(self) -> None:
@@ -80,9 +78,9 @@ class LocalDoor:
                 end, _ = self._listener.accept()
             except BlockingIOError:
                 return
-            if self._strangers and (len(self._strangers) >= self._share.strangers or len(self._peers) >= most):
+            if self._strangers and (len(self._strangers) >= self._share.strangers or len(self.peers) >= most):
                 self.close(next(iter(self._strangers)))
-            if len(self._peers) >= most:
+            if len(self.peers) >= most:
                 with end, suppress(OSError):
                     end.send(encode(Error(0, "resource", "connections", f"{most} are open, no more can be")))
                 continue
@@ -90,7 +88,7 @@ class LocalDoor:
             with suppress(OSError):  # replies fit into the default buffer as well
                 widen(end)
             peer = _Peer(end, self._number(), client_of(end), time.monotonic())
-            self._peers[peer.peer] = self._strangers[peer.peer] = peer
+            self.peers[peer.peer] = self._strangers[peer.peer] = peer
             self._loop.add_reader(end, self._take_turn, peer)
 
     def admit(self, peer: int, *, is_lane: bool) -> None:
@@ -100,7 +98,7 @@ class LocalDoor:
     def send(self, peer: int, frame: bytes, descriptors: Sequence[int]) -> bool:
         """Sends a reply. False when the peer takes none: its connection will be closed."""
         try:
-            send(self._peers[peer].end, frame, descriptors)
+            send(self.peers[peer].end, frame, descriptors)
         except OSError:
             self._loop.call_soon(self.close, peer)
             return False
@@ -108,20 +106,20 @@ class LocalDoor:
 
     def close(self, peer: int) -> None:
         """Ends a connection, and says so."""
-        if peer in self._peers:
+        if peer in self.peers:
             self.drop(peer)
             self._gone(peer)
 
     def drop(self, peer: int) -> None:
         """Ends a connection whose session is over."""
-        known = self._peers.pop(peer)
+        known = self.peers.pop(peer)
         self._strangers.pop(peer, None)
         self._loop.remove_reader(known.end)
         known.end.close()
 
     def close_broken(self) -> None:
         """Closes connections that have failed (fd_sockets.broken). To be called now and then."""
-        by_end = {known.end: peer for peer, known in self._peers.items()}
+        by_end = {known.end: peer for peer, known in self.peers.items()}
         for end in broken(by_end):
             self.close(by_end[end])
 
@@ -139,9 +137,9 @@ class LocalDoor:
             self._line.wait(peer.client, partial(self._receive_in_line, peer))
 
     def _receive_in_line(self, peer: _Peer) -> None:
-        if self._peers.get(peer.peer) is peer:
+        if self.peers.get(peer.peer) is peer:
             self._receive(peer)
-        if self._peers.get(peer.peer) is peer:
+        if self.peers.get(peer.peer) is peer:
             self._loop.add_reader(peer.end, self._take_turn, peer)
 
     def _receive(self, peer: _Peer) -> None:

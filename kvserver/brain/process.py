@@ -211,7 +211,7 @@ class Shell:
     def _arrived(self, peer: int, frame: memoryview | bytes, descriptors: list[int]) -> None:
         """Handles one request, or refuses a malformed one. Takes ownership of the descriptors."""
         try:
-            request = read_request(frame, local=peer in self._local)
+            request = read_request(frame, local=peer in self._local.peers)
         except Malformed as malformed:
             close_all(descriptors)
             self._counters.errors["request"] += 1
@@ -340,7 +340,7 @@ class Shell:
             self._operators.pop(peer)(reply)  # type: ignore[arg-type]
             return
         frame = encode(reply)
-        if peer in self._local:
+        if peer in self._local.peers:
             if type(reply) in ADMISSIONS:
                 self._local.admit(peer, is_lane=type(reply) is LaneOpen)
             if not self._local.send(peer, frame, () if descriptor < 0 else (descriptor,)):
@@ -416,7 +416,7 @@ class Shell:
                 self._loop.remove_reader(board.pidfd)
                 os.close(board.pidfd)
         for peer in effect.peers:
-            if peer in self._local:
+            if peer in self._local.peers:
                 self._local.drop(peer)
             else:
                 self._zmq.forget(peer)

@@ -66,7 +66,7 @@ class Node:
 
     def touch(self, used: int) -> None:
         """Records a request for it at that time; an earlier time changes nothing."""
-        self.used = max(self.used, used)
+        self.used = used if used > self.used else self.used
 
     def mark(self, bits: int) -> None:
         """Sets bits of `queued`."""

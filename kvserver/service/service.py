@@ -121,7 +121,9 @@ class Service:
                 core.arena_grew(slabs, problem, placement)
                 movers.arena_grew(core)
         disk.turn(core, now_ns)
-        core.clears.turn()
+        core.chunks.event_ended()
+        if core.clears.waiting or core.chunks.forgetting:
+            core.clears.turn()
         if core.chunks.changes:
             kv_events.tell(core, core.chunks.changes)
         if core.chunks.gone:
@@ -138,10 +140,10 @@ class Service:
         """Takes the effects that are to be carried out now, ledger first (see effects.py)."""
         chunks = self._core.chunks
         effects = self._core.take_effects()
-        if withdrawn := chunks.take_withdrawn():
-            effects = [Withdraw(_pack(withdrawn)), *effects]
-        if records := chunks.take_records():
-            effects = [Publish(b"".join(records)), *effects]
+        if chunks.withdrawn:
+            effects = [Withdraw(_pack(chunks.take_withdrawn())), *effects]
+        if chunks.records:
+            effects = [Publish(b"".join(chunks.take_records())), *effects]
         return effects
 
     def status(self, now_ns: int) -> StatusDocument:

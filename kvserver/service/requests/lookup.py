@@ -38,17 +38,26 @@ def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int
     if level := core.lines.level("lookup", now_ns):
         line = _line(core, request, found, now_ns)
         core.log("lookup", ("engine", session.engine.name), *line, level=level)
-    lease = _use(core, session, found, now_ns) if found.chunks else None
-    number, ttl_ms = (lease.number, core.bounds.lease_ttl_ms) if lease is not None else (0, 0)
+    lease = ttl_ms = 0
+    if space is not None and found.chunks:
+        keys = request.keys[: found.chunks * KEY_BYTES]
+        tail = space.nodes[keys[-KEY_BYTES:]]
+        space.touch(now_ns, tail)  # also without a lease: an engine that holds the prefix itself uses it
+        if core.chunks.arc is not None:
+            core.chunks.arc.asked(space, tail)
+        if found.leased:
+            lease = _grant(core, session, space, tail, keys=keys, away=found.away, now_ns=now_ns)
+            ttl_ms = core.bounds.lease_ttl_ms
     untold: FoundWhy = "recovering" if found.why == "recovering" else ""
-    core.answer(peer, Found(request.id, found.chunks, number, ttl_ms, len(found.away), untold))
+    core.answer(peer, Found(request.id, found.chunks, lease, ttl_ms, len(found.away), untold))
 
 
 def plan_lookup(core: Core, namespace: bytes, space: Space | None, keys: bytes, *, wanted_min: int) -> LookupResult:
     """What a lookup of these packed keys gets, and why not more. It changes nothing. space: the namespace, or None if
     it is unknown or the engine may not see it."""
     held = core.chunks.servable(space, keys) if space is not None else 0
-    chunks, away = held, dict[Node, int]()
+    chunks = held
+    away: dict[Node, int] = {}
     why = ending(core, namespace, space, keys, held)
     if held and space is not None and core.disk is not None:
         chunks, away, refused = _offered(core, core.disk, space, keys, held)
@@ -61,21 +70,10 @@ def _may_see(accounts: Accounts, session: Session, space: Space) -> bool:
     return space.tenant is not None and accounts.of_space(space) in session.engine.accounts
 
 
-def _use(core: Core, session: Session, found: LookupResult, now_ns: int) -> Lease | None:
-    """Notes that the prefix was asked for, and grants the lease that the lookup gets."""
-    space, keys = found.space, found.keys[: found.chunks * KEY_BYTES]
-    assert space is not None
-    tail = space.nodes[keys[-KEY_BYTES:]]
-    space.touch(now_ns, tail)  # also without a lease: an engine that holds the prefix itself uses it
-    if core.chunks.arc is not None:
-        core.chunks.arc.asked(space, tail)
-    return _grant(core, session, space, tail, keys=keys, away=found.away, now_ns=now_ns) if found.leased else None
-
-
 def _grant(
     core: Core, session: Session, space: Space, tail: Node, *, keys: bytes, away: dict[Node, int], now_ns: int
-) -> Lease:
-    """Grants a lease on the prefix that ends in `tail`, and begins the reads that it needs."""
+) -> int:
+    """Grants a lease on the prefix that ends in `tail`, and begins the reads that it needs. Returns its number."""
     lease = Lease(
         number=core.number("lease"),
         engine=session.engine,
@@ -87,14 +85,13 @@ def _grant(
     core.chunks.pin(tail)
     core.leases.grant(lease)
     core.timers.set(lease.expires_ns, "lease", lease.number)
-    core.counters.add("leases_granted")
     if core.disk is not None:
         core.disk.asked_for(tail)
         core.chunks.offer(space, tail)
         if away:
             fetch = Fetch(space=space, needs=dict(away), on_ready=_nothing, on_failed=lambda _, __: end(core, lease))
             lease.await_chunks(core.disk.waits.begin(fetch))
-    return lease
+    return lease.number
 
 
 def _nothing() -> None:

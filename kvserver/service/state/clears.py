@@ -84,11 +84,10 @@ class Clears:
 
     def turn(self) -> None:
         """Answers the clears whose chunks are all gone, and asks for GoOn while others are left. Called at the end of
-        each event."""
+        an event while there are any."""
         waiting, self.waiting = self.waiting, []
         for clear in waiting:
             self.end(clear)
-        self._chunks.event_ended()
         if self._chunks.forgetting and not self._is_asked:
             self._is_asked = True
             self._out.emit(GoOn())

@@ -27,7 +27,7 @@ class Outbox:
         return effects
 
     def answer(self, peer: int, reply: Reply | Outcome) -> None:
-        self.emit(Answer(peer, reply))
+        self._effects.append(Answer(peer, reply))
 
     def refuse(self, peer: int, request_id: int, error: KvError) -> None:
         """Answers with a typed error, counted by family."""

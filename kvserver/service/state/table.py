@@ -21,5 +21,8 @@ class Table(Mapping[int, Row]):
     def __len__(self) -> int:
         return len(self._rows)
 
+    def get(self, number: int, default: Row | None = None) -> Row | None:  # type: ignore[override]
+        return self._rows.get(number, default)
+
     def values(self) -> ValuesView[Row]:
         return self._rows.values()

@@ -49,7 +49,7 @@ class LookupCounts:
 
     def note(self, result: LookupResult) -> None:
         """Queues the result of one lookup."""
-        self._counters.add("lookups")
+        self._counters.lookup_came()
         self._results.append(result)
         if len(self._results) == RESULTS_MAX:
             self.settle()
@@ -59,7 +59,8 @@ class LookupCounts:
         counters = self._counters
         for result in self._results:
             space = result.space
-            counters.add("lookups_hit", result.leased)
+            if result.leased:
+                counters.add("leases_granted")
             counters.lookup_ends[result.why] += 1
             each, tokens = 0, self._nobodys
             if space is not None:

@@ -151,7 +151,7 @@ def test_status_is_the_document_even_when_the_brain_is_stuck(site: Site) -> None
 
 def test_metrics_show_counters_gauges_and_a_growing_age(site: Site) -> None:
     counters = Counters()
-    counters.lookups, counters.lookups_hit, counters.lookup_chunks["dram"] = 7, 5, 44
+    counters.lookups, counters.leases_granted, counters.lookup_chunks["dram"] = 7, 5, 44
     site.publish(a_status(), counters)
     lines = site.get("/metrics")[1].decode().splitlines()
     assert 'kvserver_lookups_total{result="miss"} 2.0' in lines

@@ -70,7 +70,7 @@ def test_a_connection_without_a_session_is_closed_after_a_while_and_one_with_a_s
         scene.door.show_strangers_out()
     assert patient.gone == []
     assert hasty.gone == [2]
-    assert 1 in hasty.door
+    assert 1 in hasty.door.peers
     assert hasty.clients[1].recv(1) == b""
 
 
@@ -80,4 +80,4 @@ def test_the_oldest_connection_without_a_session_makes_room_for_a_new_one(scenes
     patient.door.admit(1, is_lane=True)
     patient.connect(STRANGERS + 2)
     assert patient.gone == [2, 3]
-    assert 1 in patient.door
+    assert 1 in patient.door.peers
