@@ -1,5 +1,6 @@
 """Each check of doctor: its finding when the machine lacks something."""
 
+import contextlib
 import errno
 import fcntl
 import mmap
@@ -7,6 +8,7 @@ import os
 import socket
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -197,13 +199,24 @@ def test_assertions_must_be_on() -> None:
     assert text.startswith(f"kvserver {kvserver.__version__} on ")
 
 
-def test_an_events_endpoint_that_is_taken_fails() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        for asked in (port, port - 1):
-            verdict, text = doctor.events_endpoint(Config(events_endpoint=f"tcp://127.0.0.1:{asked}"))
-            assert verdict == "fail"
-            assert text.startswith(f"events_endpoint: tcp://127.0.0.1:{port}: Address already in use")
+@pytest.fixture
+def port_before_taken() -> Iterator[int]:
+    """A free port; the next one is taken."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+            with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port + 1)):
+                free.close()  # doctor binds it
+                yield port
+                return
+
+
+def test_an_events_endpoint_that_is_taken_fails(port_before_taken: int) -> None:
+    taken = port_before_taken + 1
+    for asked in (taken, port_before_taken):
+        verdict, text = doctor.events_endpoint(Config(events_endpoint=f"tcp://127.0.0.1:{asked}"))
+        assert verdict == "fail"
+        assert text.startswith(f"events_endpoint: tcp://127.0.0.1:{taken}: Address already in use")
     assert doctor.events_endpoint(Config())[0] == "ok"
 
 

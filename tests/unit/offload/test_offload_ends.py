@@ -127,6 +127,19 @@ def test_stores_of_a_preempted_request_keep_their_blocks_and_are_not_sent_twice(
     assert span(desk.stored(tokens=60)) == (2, 5)
 
 
+def test_what_the_server_has_lost_since_is_stored_again_after_a_preemption() -> None:
+    desk = Desk()
+    desk.admit(tokens=60)
+    order = desk.stored(tokens=60)
+    assert order is not None
+    desk.store_ends(order)
+    desk.offload.preempted("r")
+    desk.match(tokens=60)
+    desk.answer(2)
+    desk.offload.admitted("r", hbm_tokens=0)
+    assert span(desk.stored(tokens=60)) == (2, 5)
+
+
 def test_the_end_of_a_retrieve_from_before_a_preemption_wakes_nobody() -> None:
     desk = Desk()
     order = desk.retrieving(tokens=40, found=3)
