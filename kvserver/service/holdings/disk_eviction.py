@@ -404,8 +404,9 @@ class DiskRoom:
         return best
 
     def _coldest_above(self, wanted: Wanted, best: tuple[Space, Node] | None) -> tuple[Space, Node] | None:
-        """The coldest chunk on any device that lies below a chunk on this device, if it is colder than `best`. When all
-        other devices have colder chunks but none below this device's, a few more of theirs are looked at."""
+        """The coldest chunk on any device that lies below a chunk on this device, if it is colder than `best`. A few
+        more chunks of each device are looked at when none is, and every other device has a colder chunk, or there is no
+        `best`."""
         used = best[1].used if best is not None else USED_EVER
         colder = 0
         for space, orders in self._orders.items():
@@ -417,7 +418,7 @@ class DiskRoom:
                 if (best is None or node.used < best[1].used) and _hangs_on(node, wanted.device):
                     best = space, node
         found = best is not None and best[1].used < used
-        if found or colder < len(self.extents.pools) - 1:
+        if found or colder < (1 if best is None else len(self.extents.pools) - 1):
             return best
         for space, orders in self._orders.items():
             for order in orders:

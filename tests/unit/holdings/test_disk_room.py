@@ -4,7 +4,7 @@ import pytest
 
 from kvserver.index.space import READY, Node, Space
 from kvserver.service.holdings.accounts import Accounts, ChargedPool, Quota
-from kvserver.service.holdings.disk_eviction import DiskRoom, Wanted
+from kvserver.service.holdings.disk_eviction import SEGMENTS_LOOKED_AT, DiskRoom, Wanted
 from kvserver.service.holdings.place_owners import DiskJob, ExtentOwner
 from kvserver.tiers.extents import Extents, extents_per_segment, place_of
 from kvserver.transfer.layout import Geometry, GroupGeometry
@@ -12,12 +12,12 @@ from kvserver.wire.tenants import tag_of
 
 SEGMENT_BYTES = 5 * 4096
 SEGMENTS = 7
-SMALL, LARGE = 4096, 8192
+SMALL, LARGE, LARGEST = 4096, 8192, 16384
 SMALL_A_SEGMENT = extents_per_segment(SEGMENT_BYTES, SMALL)
 
 
-def extents_of(segments: int = SEGMENTS) -> Extents[ExtentOwner]:
-    return Extents(devices=1, device_bytes=segments * SEGMENT_BYTES, segment_bytes=SEGMENT_BYTES)
+def extents_of(segments: int = SEGMENTS, devices: int = 1) -> Extents[ExtentOwner]:
+    return Extents(devices=devices, device_bytes=segments * SEGMENT_BYTES, segment_bytes=SEGMENT_BYTES)
 
 
 def drop(space: Space, node: Node) -> None:
@@ -86,19 +86,44 @@ def test_small_extents_wait_for_no_segment_that_has_become_theirs() -> None:
     assert None not in [room.take(wanted(room, SMALL), owner()) for _ in range(SMALL_A_SEGMENT)]
 
 
-def chain_on_disk(room: DiskRoom, chunks: int) -> tuple[Space, list[Node]]:
+def space_in(room: DiskRoom) -> Space:
     space = Space(b"n" * 32, 0, Geometry(6, (GroupGeometry(2, "full", 0, 1, 1),)))
     space.fix_part(0, ((1, 4000),), 4000, SMALL)
     room.add_space(space)
+    return space
+
+
+def on_disk(room: DiskRoom, space: Space, parent: Node, used: int, *, device: int = 0, size: int = SMALL) -> Node:
+    node = space.add(bytes([used]) * 32, parent, used=used, tenant=0)
+    extent = room.extents.allocate(device, size, node)
+    assert extent is not None
+    node.state, node.present = READY, 1
+    space.put_on_disk(node, 1, (extent,), used)
+    return node
+
+
+def chain_on_disk(room: DiskRoom, chunks: int) -> tuple[Space, list[Node]]:
+    space = space_in(room)
     nodes = [space.root]
     for number in range(chunks):
-        node = space.add(bytes([number]) * 32, nodes[-1], used=number, tenant=0)
-        extent = room.extents.allocate(0, SMALL, node)
-        assert extent is not None
-        node.state, node.present = READY, 1
-        space.put_on_disk(node, 1, (extent,), number)
-        nodes.append(node)
+        nodes.append(on_disk(room, space, nodes[-1], used=number))
     return space, nodes[1:]
+
+
+def test_a_leaf_that_is_not_the_coldest_of_its_device_goes_for_room_on_another() -> None:
+    """The head of its chain has the room, in none of the emptiest segments; a third device holds nothing."""
+    room = DiskRoom(extents_of(SEGMENTS_LOOKED_AT + 1, devices=3), drop)
+    for _ in range(SEGMENTS_LOOKED_AT * SMALL_A_SEGMENT):
+        room.extents.allocate(0, SMALL, owner())
+    space = space_in(room)
+    head = on_disk(room, space, space.root, used=1, size=LARGEST)
+    coldest, tail = (on_disk(room, space, parent, used, device=2) for parent, used in ((space.root, 2), (head, 3)))
+    room.offer(space, tail)
+    wants = Wanted(device=0, extent_bytes=LARGEST, used=4)
+    assert room.has(wants)
+    room.offer(space, coldest)
+    assert room.has(wants)
+    assert not room.has(wants._replace(used=3)), "the tail of the chain is as warm"
 
 
 def test_a_segment_is_not_emptied_of_what_a_large_tree_hangs_on() -> None:
