@@ -43,7 +43,7 @@ def test_every_scenario_is_told_once() -> None:
 def test_the_test_that_shows_it_is_there_and_names_it(scenario: str, test: str) -> None:
     path, name = test.split("::")
     assert name in functions_of(path)
-    if path.startswith(("tests/atom_engine/", "tests/unit/test_atom_")):
+    if path.startswith(("tests/atom_engine/", "tests/unit/atom/")):
         assert scenario in re.findall(r"\w+", functions_of(path)[name])
 
 
