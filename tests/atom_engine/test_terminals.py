@@ -247,6 +247,8 @@ def test_stores_in_flight_are_bounded_and_the_rest_follows(make_rig: MakeRig) ->
             rig.step()
         assert rig.connector.get_statistics()["saves_pending"] == 16
         assert {store.request.id for step in rig.orders for store in step.stores} == {seq.id for seq in seqs}
+    # A request that ends stores no more, so both go on only when there is room again.
+    rig.idle_until("stores to end", lambda: rig.connector.get_statistics()["saves_pending"] == 0)
     rig.drain()
     assert sum(end - first for first, end in rig.stored_tokens()) == 2 * 960
 
