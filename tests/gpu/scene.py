@@ -6,7 +6,7 @@ import socket
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +20,8 @@ from tests.process.harness import Server, until
 MIB = 1 << 20
 POISON = Path(__file__).parent / "poison"
 MODES = ("staged", "server-gather", "direct")
+MET_S = 3.0
+"""How long a copy is waited for."""
 BACK_S = 40.0
 """Timeout of a mover's start, with its driver and self-test."""
 
@@ -122,16 +124,28 @@ class Scene:
         freed: int = self.lives.call("free_bytes")
         return freed
 
-    def met(self, within_s: float = 3.0) -> bool:
-        """True if a copy began in time. Returns at once, because copies take milliseconds."""
-        boards, due_s = self.server.boards(), time.monotonic() + within_s
-        try:
+    @contextmanager
+    def watching(self) -> Iterator[Callable[[], bool]]:
+        """Looks at the sessions' boards from now on. The callable returns True at once when a copy is under way, and
+        False when none began in MET_S."""
+        boards = self.server.boards()
+
+        def met() -> bool:
+            due_s = time.monotonic() + MET_S
             while time.monotonic() < due_s:
                 if boards.any_submitted():
                     return True
             return False
+
+        try:
+            yield met
         finally:
             boards.close()
+
+    def met(self) -> bool:
+        """True if a copy began in time. Returns at once, because copies take milliseconds."""
+        with self.watching() as met:
+            return met()
 
     def wait_mapped(self, old_mover: int) -> None:
         """Waits until `lives` has registered with another mover by itself."""
