@@ -7,6 +7,7 @@ import select
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
@@ -29,6 +30,7 @@ from tests.rigs.native_disk_rig import (
     filled,
     kept,
     open_store,
+    unpack,
 )
 from tests.rigs.native_rig import WAIT_MS, until
 
@@ -112,6 +114,25 @@ def test_registered_memory_carries_the_same_bytes_also_of_slots_in_two_pieces(re
         ]
         assert registering.run("write", records) == [DONE] * 8
         assert registering.run("read", records) == [DONE] * 8
+
+
+def test_recovery_returns_records_in_the_order_of_their_extents(tmp_path: Path, faults: DiskFaults) -> None:
+    """Also when a device reads a later table first."""
+    store = open_store(tmp_path)
+    rig = Rig(store)
+    records = filled()
+    rig.run("write", records)
+    rig.close()
+    store.close()
+    store = open_store(tmp_path, segments=3, faults=faults)
+    faults.plan(3 + 1, "stall")  # the first of two tables; three labels are read before them
+    with ThreadPoolExecutor(1) as pool:
+        recovery = pool.submit(store.recover)
+        until(lambda: (faults.requests, faults.stalled) == (3 + 2, 1))
+        faults.release()
+        found = unpack(recovery.result())
+    store.close()
+    assert found == sorted(records, key=lambda record: record.extent.name)
 
 
 def test_reading_something_else_than_the_extent_holds_is_stale(tmp_path: Path) -> None:

@@ -586,3 +586,20 @@ def test_the_header_on_disk_is_as_documented(tmp_path: Path) -> None:
     assert found[17] == xxh3(headers[header : header + 184])
     assert image[HEADS + ROW_BYTES + 2 * LARGE :][: record.payload_bytes] == record.payload
     store.close()
+
+
+def test_a_header_of_another_store_is_no_record_whatever_its_label_says(tmp_path: Path) -> None:
+    """Blocks of an earlier store may lie where a file system puts a new one."""
+    record = Record(Extent(0, 1, 2, LARGE), 77)
+    for name in ("earlier", "new"):
+        (tmp_path / name).mkdir(mode=0o700)
+        store_with(tmp_path / name, [record])
+    earlier, new = (bytearray((tmp_path / name / DiskStore.HEADERS).read_bytes()) for name in ("earlier", "new"))
+    label = HEADS + TABLE_BYTES
+    header = slice(label + 3 * ENTRY, label + 4 * ENTRY)
+    new[header] = earlier[header]
+    new[label + 40 : label + 48] = earlier[label + 40 : label + 48]  # the epoch
+    new[label + 48 : label + 56] = xxh3(bytes(new[label : label + 48])).to_bytes(8, "little")
+    (tmp_path / "new" / DiskStore.HEADERS).write_bytes(new)
+    assert kept(tmp_path / "new") == {}
+    assert kept(tmp_path / "earlier") == {record: DONE}
