@@ -165,10 +165,7 @@ void Ledger::seal(std::span<const LedgerRecord> records) {
 
 void Ledger::clear(std::span<const int64_t> arena_offsets) {
     for (const int64_t offset : arena_offsets) entry_of(offset);  // throws before any change unless all are in range
-    for (const int64_t offset : arena_offsets) {
-        Entry& entry = entry_of(offset);
-        if (atomic(entry.seal).load() != FREE) withdraw(entry.seal);  // a write would allocate a page in a hole
-    }
+    for (const int64_t offset : arena_offsets) withdraw(entry_of(offset).seal);
 }
 
 // Calls visit(begin, end) for the allocated stretches of [from, to): reading a hole would allocate it.

@@ -236,6 +236,7 @@ def test_a_damaged_document_is_dropped(fd: int, byte: int) -> None:
     assert ledger.namespaces() == [(4, b"another")]
     assert ledger.damaged == 1
     assert ledger.namespaces() == [(4, b"another")]
+    assert ledger.damaged == 1, "it is counted once"
 
 
 def test_documents_do_not_move_between_indices(fd: int) -> None:
