@@ -29,7 +29,7 @@ from kvserver._native import DONE, create_memfd
 from kvserver.wire import messages as wire
 from kvserver.wire.codec import decode_request, encode
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 LIMITS = wire.Limits(chunks_max=100, blocks_max=1000, jobs_max=5, lease_ttl_ms=30_000)
 
 Peer = bytes | socket.socket

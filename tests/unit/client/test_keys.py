@@ -228,6 +228,38 @@ del namer
     subprocess.run([sys.executable, "-c", script], check=True, timeout=30, stdin=subprocess.DEVNULL)
 
 
+def test_a_child_names_prompts_whatever_its_parents_thread_was_doing() -> None:
+    """The thread may hold the queue's lock at the instant of a fork, and the child's copy stays locked."""
+    script = """
+import os, select, signal
+from kvserver._native import Namer, Tokens
+ids = list(range(7))
+
+def copied():
+    tokens = Tokens(len(ids))
+    tokens.add(ids, len(ids))
+    return tokens
+
+namer = Namer()
+forks_while_naming = 0
+while forks_while_naming < 50:
+    namings = [namer.name(tokens, 7, bytes(32)) for tokens in [copied() for _ in range(2000)]]
+    child = os.fork()
+    if not child:
+        namer.name(copied(), 7, bytes(32)).keys()
+        os._exit(0)
+    forks_while_naming += not namings[-1].ready
+    ended = os.pidfd_open(child)
+    hangs = not select.select([ended], [], [], 30)[0]
+    if hangs:
+        os.kill(child, signal.SIGKILL)
+    os.close(ended)
+    os.waitpid(child, 0)
+    assert not hangs
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120, stdin=subprocess.DEVNULL)
+
+
 def test_a_prompt_is_named_while_nobody_waits_for_it() -> None:
     namer = Namer()
     naming = namer.begin(list(range(LONG_TOKENS)), 256)
