@@ -117,6 +117,30 @@ def test_a_slab_that_does_not_fit_into_memory_is_not_begun() -> None:
     os.close(fd)
 
 
+def available_bytes() -> int:
+    meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(meminfo["MemAvailable"].split()[0]) << 10
+
+
+def test_memory_for_other_processes_stays_free() -> None:
+    """A slab that fits, but leaves almost nothing, is not begun. Others may give memory back meanwhile, so it tries
+    again."""
+    for _ in range(9):
+        slab = (available_bytes() - (64 << 20)) // SLAB * SLAB
+        fd = create_memfd("arena", slab)
+        grower = ArenaGrower(fd, slab, slab, 1)
+        select.select([grower.eventfd], [], [], 0.2)
+        problem = grower.problem
+        grower.close()
+        taken = real_bytes(fd)
+        os.close(fd)
+        if problem:
+            assert "of them stay free" in problem
+            assert taken == 0
+            return
+    pytest.fail(f"it began slabs of {slab >> 20} MiB")
+
+
 @pytest.mark.parametrize(
     ("arena", "slab", "threads", "nodes", "why"),
     [
