@@ -4,7 +4,7 @@ import time
 
 from tests.device.simulated import Machine
 from tests.gpu.report import Report
-from tests.gpu.scene import MODES, Gpus, Scene
+from tests.gpu.scene import MODES, PREPARED_S, Gpus, Scene
 from tests.process.harness import until
 
 HELD_S = 3
@@ -19,7 +19,7 @@ def gil_held(report: Report, machine: Gpus | Machine) -> None:
                 engine.call("ready")
                 for verb in VERBS:
                     seed = scene.fresh() if verb == "begin_store" else 1
-                    with scene.watching() as copy_begins:  # before: some copies end within the time that this takes
+                    with scene.watching(PREPARED_S) as copy_begins:  # from before: a copy may end in a millisecond
                         engine.begin("begin_and_hold_the_gil", verb, seed, scene.chunks, HELD_S)
                         met = copy_begins()
                     began = time.monotonic()

@@ -21,7 +21,9 @@ MIB = 1 << 20
 POISON = Path(__file__).parent / "poison"
 MODES = ("staged", "server-gather", "direct")
 MET_S = 3.0
-"""How long a copy is waited for."""
+"""How long a copy that was asked for is waited for."""
+PREPARED_S = 40.0
+"""Timeout for an engine that fills its memory before it asks."""
 BACK_S = 40.0
 """Timeout of a mover's start, with its driver and self-test."""
 
@@ -125,13 +127,13 @@ class Scene:
         return freed
 
     @contextmanager
-    def watching(self) -> Iterator[Callable[[], bool]]:
+    def watching(self, within_s: float = MET_S) -> Iterator[Callable[[], bool]]:
         """Looks at the sessions' boards from now on. The callable returns True at once when a copy is under way, and
-        False when none began in MET_S."""
+        False when none began in time."""
         boards = self.server.boards()
 
         def met() -> bool:
-            due_s = time.monotonic() + MET_S
+            due_s = time.monotonic() + within_s
             while time.monotonic() < due_s:
                 if boards.any_submitted():
                     return True
