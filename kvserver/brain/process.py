@@ -314,7 +314,7 @@ class Shell:
         if self._ticks % COLLECT_TICKS == 0:
             gc.collect(1)
             self._ledger.forget_pages()
-            gc.freeze()  # survivors belong to the index; a full collection over it would stop the brain for a second
+            gc.freeze()  # a full collection over the index would stop the brain for a second
 
     def _command(self, who: str, command: AnyCommand, tell: TellOutcome) -> None:
         """Handles an operator's command that came in over HTTP."""

@@ -152,7 +152,10 @@ class DeviceLru(LeafLru):
     The entry of a chunk that has moved to another disk stays behind, and is dropped when it reaches the top."""
 
     def __init__(self, device: int) -> None:
-        super().__init__(self._may_leave, DISK)
+        def may_leave(node: Node) -> bool:  # no method: an order that refers to itself would never be freed
+            return droppable(node) and node.disk is not None and node.disk.ordered_at == device
+
+        super().__init__(may_leave, DISK)
         self._device = device
 
     def offer(self, node: Node) -> None:
@@ -161,9 +164,6 @@ class DeviceLru(LeafLru):
             node.disk.ordered_at = self._device
             node.queued &= ~DISK
         super().offer(node)
-
-    def _may_leave(self, node: Node) -> bool:
-        return droppable(node) and node.disk is not None and node.disk.ordered_at == self._device
 
     def _forget(self, node: Node) -> None:
         assert node.disk is not None

@@ -213,9 +213,8 @@ def expire(core: Core, number: int, now_ns: int) -> None:
 def end(core: Core, lease: Lease) -> None:
     core.leases.end(lease)
     core.timers.cancel("lease", lease.number)
-    if lease.fetch is not None:
-        assert core.disk is not None
-        core.disk.waits.end(lease.fetch)
+    if core.disk is not None and (fetch := lease.take_fetch()) is not None:
+        core.disk.waits.end(fetch)
     core.chunks.unpin(lease.space, lease.tail)
 
 

@@ -28,7 +28,10 @@ def missing(space: Space, tail: Node) -> dict[Node, int]:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Fetch:
-    """The chunks that somebody waits for."""
+    """The chunks that somebody waits for.
+
+    Its functions refer to whoever waits. So that one gives the fetch away at the end: the brain never collects cycles
+    that have lived for a second (Shell._tick)."""
 
     space: Space
     needs: dict[Node, int]

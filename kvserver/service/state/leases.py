@@ -33,6 +33,11 @@ class Lease:
     def await_chunks(self, fetch: Fetch) -> None:
         self.fetch = fetch
 
+    def take_fetch(self) -> Fetch | None:
+        """The wait is over."""
+        fetch, self.fetch = self.fetch, None
+        return fetch
+
     def used_by(self, rank: int) -> bool:
         """The rank has had its last retrieve. Returns whether all ranks have."""
         self.ranks_used.add(rank)
