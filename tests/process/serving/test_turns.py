@@ -3,6 +3,7 @@
 import http.client
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,6 +64,15 @@ def running() -> Iterator[Victim]:
         yield victim
 
 
+def is_well(victim: Victim) -> bool:
+    url = f"http://127.0.0.1:{victim.server.settings['http_port']}/healthz"
+    try:
+        with urllib.request.urlopen(url, timeout=WAIT_S) as answer:
+            return bool(answer.status == http.client.OK)
+    except urllib.error.HTTPError:
+        return False
+
+
 @pytest.mark.parametrize("reads", ["reads", "reads nothing"])
 @pytest.mark.parametrize(
     "frame",
@@ -79,9 +89,7 @@ def test_a_flood_keeps_nobody_from_being_served(running: Victim, frame: bytes, r
             assert found.lease is not None
             client.release(found.lease)
         running.serves()
-        url = f"http://127.0.0.1:{running.server.settings['http_port']}/healthz"
-        with urllib.request.urlopen(url, timeout=WAIT_S) as answer:
-            assert answer.status == http.client.OK
+        until("it to say that it is well", lambda: is_well(running))  # a crowded machine may keep the brain from a tick
     running.unharmed()
 
 
