@@ -47,7 +47,7 @@ def drain(world: "World") -> None:
     _until(world, lambda: service_view.drains_are_over(world.shell.service), drained, DRAIN_ROUNDS)
     for mover in world.supervisor.movers.values():
         mover.stopped = False  # nobody notices one that owes no answer, and its devices may be well again
-    _until(world, lambda: not service_view.clears_are_owed(world.shell.service), "every clear is durable")
+    _until(world, lambda: service_view.notes_are_durable(world.shell.service), "every note is durable")
     if world.shell.descriptors:
         raise Wrong(f"descriptors {list(world.shell.descriptors)} were never closed")
     _restart(world)

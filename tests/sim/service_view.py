@@ -126,6 +126,12 @@ def clears_are_owed(service: Service) -> bool:
     return tier is not None and bool(tier.notes.owed)
 
 
+def notes_are_durable(service: Service) -> bool:
+    """Every clear and every namespace is noted on a disk. Records of other namespaces are void for the next brain."""
+    tier = _core(service).disk
+    return tier is None or not (tier.notes.owed or tier.notes.unnoted)
+
+
 def is_draining(service: Service) -> bool:
     """True while a device is being emptied."""
     tier = _core(service).disk
