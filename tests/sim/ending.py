@@ -57,8 +57,9 @@ def drain(world: "World") -> None:
 def _until_idle(world: "World") -> None:
     """Sessions, jobs and leases must be gone soon. Only waits that may be long get more time, and they must end too."""
     gone = "sessions, caches, jobs, leases and pins are gone"
+    rounds = DRAIN_ROUNDS if service_view.is_draining(world.shell.service) else ROUNDS
     for _ in range(LONG_WAITS):
-        _until(world, lambda: service_view.is_idle(world.shell.service) or _may_wait_long(world), gone)
+        _until(world, lambda: service_view.is_idle(world.shell.service) or _may_wait_long(world), gone, rounds)
         if service_view.is_idle(world.shell.service):
             return
         world.counts["long waits in the end"] += 1

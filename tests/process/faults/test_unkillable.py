@@ -87,6 +87,7 @@ def test_others_are_served_while_a_killed_mover_does_not_end() -> None:
             assert not late.result(10).chunks
             # While both pools are mapped: otherwise the other mover might unmap one too late and not end either.
             until("it to be forgotten", lambda: [mover.state for mover in server.status().movers] == ["ready"])
+            until("the first engine to register again", lambda: server.status().caches == 2)
             assert first.ready().retrieve(STORY) == STORY.chunks
 
 
