@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvserver.transfer.native import ArenaGrower, Pattern, create_memfd
+from tests.rigs.full_disk import mounted
 
 SLAB = 3 << 20
 SLABS = 7
@@ -115,6 +116,25 @@ def test_a_slab_that_does_not_fit_into_memory_is_not_begun() -> None:
     grower.close()
     assert real_bytes(fd) == 0
     os.close(fd)
+
+
+def test_slabs_that_other_threads_are_making_still_count_when_growth_stops(tmp_path: Path) -> None:
+    """The file system has room for two slabs of three: one thread is refused the third while another makes the second.
+    Whether the refusal comes first is a race, hence the rounds."""
+    slab = 16 << 20  # one step, so that two threads make two slabs
+    for number in range(15):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with mounted("tmpfs", folder, 2 * slab) as root:
+            fd = os.open(root / "arena", os.O_RDWR | os.O_CREAT)
+            os.ftruncate(fd, 3 * slab)
+            grower = ArenaGrower(fd, 3 * slab, slab, 2)
+            while grower.slabs_ready < 2 or not grower.problem:
+                assert select.select([grower.eventfd], [], [], 20)[0], f"{grower.slabs_ready} slabs: {grower.problem}"
+                os.eventfd_read(grower.eventfd)
+            assert "its file system has" in grower.problem
+            grower.close()
+            os.close(fd)
 
 
 def available_bytes() -> int:
