@@ -29,6 +29,7 @@ def bounds_from(config: Config) -> Bounds:
         disk_directories=config.disk_directories,
         disk_device_bytes=config.disk_segments * config.disk_segment_bytes,
         disk_segment_bytes=config.disk_segment_bytes,
+        disk_run_tokens=config.disk_run_tokens,
         disk_write_through=config.disk_write_policy == "through",
         disk_second_touch=config.disk_admission == "second-touch",
         disk_daily_write_bytes=config.disk_daily_write_bytes,

@@ -132,6 +132,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         "A device is cut into segments; a segment serves shards of one size at a time, and no shard on disk can be "
         "larger. Rounded up to whole pages. A device keeps the one that it was made with.",
     ] = 64 * MIB
+    disk_run_tokens: Annotated[
+        int,
+        Within(1, 1 << 30),
+        "Tokens of a prompt that lie on one device; the next ones lie on another. More: a lost device costs fewer "
+        "prompts. Fewer: one prompt is read from more devices at a time.",
+    ] = 16_384
     disk_tenants: Annotated[
         str,
         'Quotas on disk, all devices together, written as those in tenants: "agents=1TiB.., chat=..200GiB". In a '

@@ -1,13 +1,12 @@
 """The bytes of each device that are taken, and their owners.
 
 A device is a row of equal segments; a segment serves extents of one size, as a slab of the arena serves slots. An
-extent is named by one number: its device, and its offset there. A chunk lies on one device. Its key chooses the device
-among those that take writes, so a device that fails costs only its share of the chunks.
+extent is named by one number: its device, and its offset there. A chunk lies on one device.
 
 Pure bookkeeping: this module touches no device and decides no eviction.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
 from typing import Generic, NamedTuple, TypeVar
 
@@ -46,6 +45,12 @@ def extent_at(device: int, offset: int) -> int:
     return device * DEVICE_SPAN + offset
 
 
+def ranked(key: bytes, devices: Iterable[int]) -> list[int]:
+    """The devices in the order in which a key prefers them (rendezvous hashing): without one of them, the order of the
+    others is the same."""
+    return sorted(devices, key=lambda device: blake2b(key, salt=bytes([device]), digest_size=8).digest())
+
+
 class Extents(Generic[Owner]):
     """The extents of all devices."""
 
@@ -77,10 +82,10 @@ class Extents(Generic[Owner]):
     def bytes_used(self) -> int:
         return sum(pool.bytes_used for pool in self.pools)
 
-    def device_for(self, key: bytes) -> int | None:
-        """The device of a chunk. It stays the same as long as that device takes writes, whatever the others do."""
-        usable = [device for device, takes in enumerate(self.takes_writes) if takes]
-        return max(usable, key=lambda device: blake2b(key, salt=bytes([device]), digest_size=8).digest(), default=None)
+    @property
+    def writable(self) -> list[int]:
+        """The devices that take writes."""
+        return [device for device, takes in enumerate(self.takes_writes) if takes]
 
     def fits(self, extent_bytes: int) -> bool:
         """Whether a segment can hold an extent of this size."""

@@ -159,6 +159,11 @@ class SlotPool(Generic[Owner]):
             del self._open[slot_bytes][index]
         return True
 
+    @property
+    def slabs_empty(self) -> int:
+        """Ready slabs that serve no size and wait for none."""
+        return len(self._empty)
+
     def has_room(self, slot_bytes: int) -> bool:
         return bool(self._empty) or bool(self._open.get(slot_bytes)) or self._emptied_for(slot_bytes) is not None
 

@@ -90,6 +90,9 @@ def ids(*blocks: int) -> bytes:
 
 
 class Rig:
+    events_a_check = 1
+    """After every such event the invariants are checked. More where there are many chunks: a check looks at each."""
+
     def __init__(self, **bounds: Any) -> None:
         self.bounds = replace(BOUNDS, **bounds)
         self.service = self.new_service()
@@ -110,6 +113,7 @@ class Rig:
         """(peer, id) -> reply."""
         self._unmaps: list[tuple[int, int]] = []
         self._last = 0
+        self._events = 0
         self.handle(ArenaGrew(self.bounds.arena_bytes // SLAB_BYTES, ""))
 
     def new_service(self) -> Service:
@@ -129,7 +133,9 @@ class Rig:
 
     def handle(self, event: Event) -> None:
         effects = self.service.handle(event, self.now_ns)
-        self.service.check()
+        self._events += 1
+        if self._events % self.events_a_check == 0:
+            self.service.check()
         self.effects += effects
         for effect in effects:
             match effect:

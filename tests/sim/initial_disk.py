@@ -7,7 +7,7 @@ from random import Random
 
 from kvserver.service.state.bounds import Bounds
 from kvserver.service.state.clear_notes import GENERATIONS
-from kvserver.tiers.extents import Extents, place_of
+from kvserver.tiers.extents import Extents, place_of, ranked
 from kvserver.tiers.records import (
     DOCUMENT_FORMAT,
     NO_PARENT,
@@ -59,8 +59,7 @@ def _put(
 ) -> bool:
     """Writes all shards of a chunk; False when there is no room for one of them."""
     key, parent = key_of(path), key_of(path[:-1]) or NO_PARENT
-    device = extents.device_for(key)
-    assert device is not None
+    device = ranked(key, range(len(extents.pools)))[0]
     tenant = tag_of(tenant_of(digest))
     records: list[DiskRecord] = []
     for index, group in enumerate(shape.groups):

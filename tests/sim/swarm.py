@@ -234,6 +234,7 @@ class Swarm:
             "disk_devices": rng.choice((1, 1, 2, 2, 3, 8) if self.mixes_sizes else (1, 1, 2, 3)),
             "disk_device_bytes": segments * segment_units * SLOT_ALIGN,
             "disk_segment_bytes": segment_units * SLOT_ALIGN,
+            "disk_run_tokens": rng.choice((1, 8, 32, 16_384)),
             "disk_write_through": self.mixes_sizes or rng.random() < 0.4,
             "disk_second_touch": not self.mixes_sizes and rng.random() < 0.2,
             "disk_daily_write_bytes": 0 if self.mixes_sizes else rng.choice((0, 0, 0, 24 * 7 * SLOT_ALIGN)),

@@ -133,14 +133,16 @@ def _check_drains(tier: DiskTier) -> None:
 
 
 def _check_emptying(tier: DiskTier) -> None:
-    """A segment that is being emptied gives no extents, unless the waiting size has taken it. Parked writes wait only
-    for devices that empty a segment."""
+    """A segment that is being emptied gives no extents, unless the waiting size has taken it. Writes that were put
+    aside wait for a segment that is being emptied, or for writes that are under way."""
     emptying = tier.chunks.room.emptying
     for device, pool in enumerate(tier.chunks.extents.pools):
         closed = [segment for segment in range(pool.slabs_total) if pool.is_closed(segment)]
         assert closed == [emptying[device].segment] if device in emptying and closed else not closed
     assert tier.writes.parked.keys() <= emptying.keys(), "nobody waits for a segment that nobody empties"
-    for leaves in tier.writes.parked.values():
+    writing = {job.device for job in tier.chunks.jobs.values() if job.kind == "write"}
+    assert tier.writes.behind.keys() <= writing, "nobody waits for the end of writes that nobody ordered"
+    for leaves in (*tier.writes.parked.values(), *tier.writes.behind.values()):
         assert all(leaf.queued & PARKED for leaf in leaves)
 
 
@@ -179,6 +181,8 @@ def _check_fetches(core: Core, tier: DiskTier) -> None:
     )
     assert known == waiting
     assert tier.waits.reads.keys() <= tier.waits.waiters.keys()
+    in_lines = [node for line in tier.waits.lines.values() for node in line]
+    assert sorted(map(id, in_lines)) == sorted(map(id, tier.waits.reads)), "each read waits in one line"
     for job in core.jobs.values():
         assert (job.state == "held") == (job.held is not None), "a held retrieve has what it waits for"
         assert job.held is None or job.held.fetch.needs, "a retrieve whose chunks are there is ordered"

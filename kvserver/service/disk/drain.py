@@ -1,6 +1,6 @@
 """Drains a device: moves all its chunks away, so that it can be taken out.
 
-Its chunks move one after the other to the device that their key chooses among the remaining ones: straight from DRAM if
+Its chunks move one after the other to the remaining devices, run by run (runs.py): straight from DRAM if
 they are there too, else by way of DRAM. A chunk stays found all the while; its old extents go when the new ones hold
 it. Moves count as ordinary writes: they stay within the queue and the daily bytes of their device, and chunks used
 longer ago go for them. A chunk that finds no place there stays in DRAM alone, if that has room, or is given up and
@@ -14,7 +14,7 @@ The walk over the device is in state/drains.py.
 
 from kvserver.errors import DeviceError, RequestError
 from kvserver.index.space import READY, Node, Space
-from kvserver.service.disk import reads, writes
+from kvserver.service.disk import reads, runs, writes
 from kvserver.service.holdings.disk_eviction import device_of
 from kvserver.service.requests import movers
 from kvserver.service.state.core import MILLISECOND_NS, Core
@@ -162,6 +162,8 @@ def _step(core: Core, tier: DiskTier, drain: Drain, chunk: tuple[Space, Node], n
     if node in tier.chunks.busy:
         return
     away = node.on_disk & ~node.in_dram
+    if not away and _waits_for_parent(tier, drain, node):
+        return
     wait = _move(core, tier, chunk, away, now_ns)
     if wait in ("device", "room"):
         wait = _bring_home(core, tier, chunk, away, now_ns)
@@ -176,11 +178,19 @@ def _step(core: Core, tier: DiskTier, drain: Drain, chunk: tuple[Space, Node], n
             drain.wait_for(wait)
 
 
+def _waits_for_parent(tier: DiskTier, drain: Drain, node: Node) -> bool:
+    """The chunk goes where its parent goes (runs.py), which is not known yet."""
+    if node.parent not in drain.moving:
+        return False
+    job = tier.chunks.busy.get(node.parent)
+    return job is None or job.kind == "read"
+
+
 def _move(core: Core, tier: DiskTier, chunk: tuple[Space, Node], away: int, now_ns: int) -> str:
     """Orders the move of a chunk to another device. Returns why not (placement.REFUSALS, "queue", "arena"); empty when
     a job was ordered."""
     space, node = chunk
-    device = tier.chunks.extents.device_for(node.key)
+    device = runs.device_for(core, tier, space, node, now_ns)
     if device is None:
         return "device"
     used = node.used if node.children is None else now_ns  # others depend on it

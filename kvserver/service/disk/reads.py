@@ -5,6 +5,7 @@ and all chunks below it are no longer held. Leases end, waiting retrieves fail, 
 a wrong byte: only bytes that were read and verified get to a slot that a copy may read.
 """
 
+from collections import Counter
 from itertools import islice
 
 from kvserver.errors import DeviceError
@@ -18,21 +19,22 @@ from kvserver.service.state.disk_tier import DiskTier
 from kvserver.wire.orders import DISK_ITEMS_MAX, Promote
 
 LOOKS_MAX = 1024
-"""Queued reads that are looked at for one that may be ordered. Others are under way, or belong to tenants without a
-slot."""
+"""Queued reads of a device that are looked at for one that may be ordered. Others are under way, or belong to tenants
+without a slot."""
 STARVED_MS_MAX = 250
 """How long reads wait for slots, which ending copies give back, before a retrieve gives way."""
 
 
 def start(core: Core, tier: DiskTier, now_ns: int) -> None:
-    """Orders as many reads as may be in flight. A tenant that gets no slot delays no other tenant."""
+    """Orders as many reads as may be in flight, from all devices by turns. A tenant that gets no slot delays no other
+    tenant, and a slow device no other device."""
     while tier.waits.reads and tier.readable and "" not in tier.waits.starved:
         if tier.in_flight["read"] >= core.bounds.disk_jobs_max:
             return
-        node = next((node for node in islice(tier.waits.reads, LOOKS_MAX) if _may_be_read(core, tier, node)), None)
+        node = _next(core, tier)
         if node is None:
             return
-        space, groups = tier.waits.reads[node]
+        space, groups, _ = tier.waits.reads[node]
         groups &= node.on_disk & ~node.in_dram
         assert groups, "what is wanted from disk is there"
         account = _account(core, space)
@@ -42,8 +44,18 @@ def start(core: Core, tier: DiskTier, now_ns: int) -> None:
             tier.waits.starve(account, now_ns)
 
 
+def _next(core: Core, tier: DiskTier) -> Node | None:
+    """The first queued read that may be ordered, of the device with the fewest reads under way."""
+    under_way = Counter(job.device for job in tier.chunks.jobs.values() if job.kind == "read")
+    for device in sorted(tier.waits.lines, key=lambda device: under_way[device]):
+        for node in islice(tier.waits.lines[device], LOOKS_MAX):
+            if _may_be_read(core, tier, node):
+                return node
+    return None
+
+
 def _may_be_read(core: Core, tier: DiskTier, node: Node) -> bool:
-    return node not in tier.chunks.busy and not _waits(core, tier, tier.waits.reads[node][0])
+    return node not in tier.chunks.busy and not _waits(core, tier, tier.waits.reads[node].space)
 
 
 def _waits(core: Core, tier: DiskTier, space: Space) -> bool:

@@ -4,10 +4,17 @@ Writes run ahead of evictions. The coldest share of DRAM is kept free or clean (
 can be taken at once. The coldest dirty leaf is written next, and before it the rest of its chain that is not on disk,
 head first. A store never waits for a write: a chunk that is not written in time is dropped, as it would be without a
 disk.
+
+Chunks of one chain lie on one device for a while (runs.py). When a device has its share of the writes under way, the
+chain is put aside, and another one is written to another device.
 """
+
+from collections import Counter
+from collections.abc import Sequence
 
 from kvserver.index.eviction import NO_ROOM, REFUSED
 from kvserver.index.space import READY, Node, Space
+from kvserver.service.disk import runs
 from kvserver.service.holdings.disk_chunks import records_of
 from kvserver.service.holdings.disk_eviction import device_of
 from kvserver.service.holdings.place_owners import DiskJob
@@ -17,13 +24,16 @@ from kvserver.wire.orders import Demote
 
 WRITING_SHARE = 8
 """Writes in flight take at most 1 / this of the arena, because their chunks cannot be evicted meanwhile."""
+DEVICES_AT_ONCE = 4
+"""A device's share of the writes in flight is 1 / this of all; less for fewer devices. Eight writes keep one busy."""
 LOOK_AGAIN_MS = 1
 """Pause after no write was due. Lookups and ends of copies change too little in a millisecond to look after each of
 them."""
 REFUSALS_A_LOOK = 64
 """Leaves that are refused in one event. Thousands may be due at once, and other events wait."""
 PARKED_A_LOOK = 64
-"""Chains that are put aside in one event because their device empties a segment. Others are written meanwhile."""
+"""Chains that are put aside in one event because their device empties a segment, or is busy. Others are written
+meanwhile."""
 PAUSE_MS = 100
 """Pause after a refusal, before another chain is chosen. With quotas it is LOOK_AGAIN_MS when one tenant has no room,
 because others may have some."""
@@ -89,14 +99,17 @@ def _start(core: Core, tier: DiskTier, now_ns: int) -> bool:
     """Orders the queued writes that the devices take. True when the chain was put aside and another may be chosen."""
     most_bytes = core.bounds.arena_bytes // WRITING_SHARE
     while tier.writes.chain:
-        writing = [job.bytes for job in tier.chunks.jobs.values() if job.kind == "write"]
-        if len(writing) >= core.bounds.disk_jobs_max or sum(writing) >= most_bytes:
+        writing = [job for job in tier.chunks.jobs.values() if job.kind == "write"]
+        if len(writing) >= core.bounds.disk_jobs_max or sum(job.bytes for job in writing) >= most_bytes:
             return False
         space, node = tier.writes.next()
         if node in tier.chunks.busy and _is_wanted(core, space, node):
             return False  # it is being read
         if _is_wanted(core, space, node) and _parent_claims(node):
-            device = _device_for(tier, node)
+            device = _device_for(core, tier, space, node, now_ns)
+            if device is not None and _is_busy(core, tier, writing, device):
+                tier.writes.fall_behind(device)
+                return True
             blocked = _order(core, tier, space, node, device=device, now_ns=now_ns)
             if device is not None:
                 tier.devices[device].placement.heard(blocked, now_ns)
@@ -118,9 +131,26 @@ def _start(core: Core, tier: DiskTier, now_ns: int) -> bool:
     return False
 
 
+def _share(core: Core, devices: int) -> int:
+    """Writes that a device may have under way while others could write too."""
+    return max(1, core.bounds.disk_jobs_max // max(1, min(devices, DEVICES_AT_ONCE)))
+
+
+def _is_busy(core: Core, tier: DiskTier, writing: Sequence[DiskJob], device: int) -> bool:
+    """The device has its share of the writes under way, and another device has not."""
+    devices = tier.chunks.extents.writable
+    under_way = Counter(job.device for job in writing)
+    share = _share(core, len(devices))
+    return under_way[device] >= share and any(under_way[other] < share for other in devices)
+
+
 def take_up(core: Core, tier: DiskTier, device: int) -> None:
-    """Offers the chains that were put aside for this device again."""
-    for leaf, space in tier.writes.unpark(device).items():
+    """Offers the chains again that were put aside until this device had emptied a segment."""
+    _offer_again(core, tier, tier.writes.unpark(device))
+
+
+def _offer_again(core: Core, tier: DiskTier, leaves: dict[Node, Space]) -> None:
+    for leaf, space in leaves.items():
         if leaf.state == READY and core.chunks.spaces.get(space.digest) is space:
             tier.chunks.offer(space, leaf)
 
@@ -137,10 +167,10 @@ def _parent_claims(node: Node) -> bool:
     return parent.depth == 0 or (parent.disk is not None and parent.disk.claims)
 
 
-def _device_for(tier: DiskTier, node: Node) -> int | None:
-    """The device that a chunk is written to: the one that already holds some of its groups, else the one that its key
-    chooses. None: no device takes writes."""
-    return tier.chunks.device_of(node) if node.on_disk else tier.chunks.extents.device_for(node.key)
+def _device_for(core: Core, tier: DiskTier, space: Space, node: Node, now_ns: int) -> int | None:
+    """The device that a chunk is written to: the one that already holds some of its groups, else that of its run. None:
+    no device takes writes."""
+    return tier.chunks.device_of(node) if node.on_disk else runs.device_for(core, tier, space, node, now_ns)
 
 
 def _order(core: Core, tier: DiskTier, space: Space, node: Node, *, device: int | None, now_ns: int) -> str:
@@ -200,3 +230,7 @@ def ended(core: Core, tier: DiskTier, job: DiskJob, *, kept: bool, now_ns: int) 
         core.counters.add("disk_writes")
         core.counters.add("disk_written_bytes", job.bytes)
         placement.wrote(job.bytes)
+    if job.device in tier.writes.behind:
+        left = sum(other.kind == "write" and other.device == job.device for other in tier.chunks.jobs.values())
+        if left <= _share(core, len(tier.chunks.extents.writable)) // 2:
+            _offer_again(core, tier, tier.writes.catch_up(job.device))

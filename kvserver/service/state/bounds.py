@@ -49,6 +49,8 @@ class Bounds:
     disk_device_bytes: int
     """Bytes of each device, a whole number of segments."""
     disk_segment_bytes: int
+    disk_run_tokens: int
+    """Tokens of a prompt that lie on one device in a row (service/disk/runs.py)."""
     disk_write_through: bool
     """Write chunks as soon as allowed, not only those next to leave DRAM."""
     disk_second_touch: bool

@@ -6,10 +6,12 @@ Each of these is a fetch. It ends when all its chunks are in DRAM, or when one o
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvserver.errors import DeviceError
 from kvserver.index.coverage import first_needed
 from kvserver.index.space import Node, Space
+from kvserver.service.holdings.disk_eviction import device_of
 
 
 def missing(space: Space, tail: Node) -> dict[Node, int]:
@@ -42,12 +44,24 @@ class Fetch:
     """(error, now_ns): one of them cannot come. The fetch is over."""
 
 
+class Read(NamedTuple):
+    """A read that is queued."""
+
+    space: Space
+    groups: int
+    """Bits."""
+    device: int
+    """The device on which the chunk lay when the read was queued."""
+
+
 class ChunkWaits:
     """All fetches, by the nodes that they wait for."""
 
     def __init__(self) -> None:
-        self.reads: dict[Node, tuple[Space, int]] = {}
-        """Chunks and groups (bits) to read, in this order."""
+        self.reads: dict[Node, Read] = {}
+        """The queued reads."""
+        self.lines: dict[int, dict[Node, None]] = {}
+        """Device -> its queued reads, in this order. No device is without one."""
         self.waiters: dict[Node, list[Fetch]] = {}
         self.starved: set[str] = set()
         """Accounts ("" without quotas) that lacked a slot for a read. The read is tried again at the next tick."""
@@ -96,7 +110,7 @@ class ChunkWaits:
     def ordered(self, node: Node, account: str) -> None:
         """The read of a node is under way. account: the one that pays for it."""
         self._starved_since.pop(account, None)
-        del self.reads[node]
+        self._leave_line(node)
 
     def starve(self, account: str, now_ns: int) -> None:
         """There was no slot for a read of this account."""
@@ -113,9 +127,19 @@ class ChunkWaits:
         return now_ns - min(self._starved_since.values(), default=now_ns)
 
     def _want(self, space: Space, node: Node, groups: int) -> None:
-        """Queues groups (bits) of a node to be read, after those queued before."""
+        """Queues groups (bits) of a node to be read, after those that wait for the same device."""
         known = self.reads.get(node)
-        self.reads[node] = (space, groups | (known[1] if known is not None else 0))
+        device = known.device if known is not None else device_of(node)
+        self.reads[node] = Read(space, groups | (known.groups if known is not None else 0), device)
+        self.lines.setdefault(device, {})[node] = None
+
+    def _leave_line(self, node: Node) -> None:
+        read = self.reads.pop(node, None)
+        if read is not None:
+            line = self.lines[read.device]
+            del line[node]
+            if not line:
+                del self.lines[read.device]
 
     def _got(self, fetch: Fetch, node: Node) -> None:
         """Ends a fetch's wait for this node. The last fetch that waited takes the queued read away."""
@@ -124,7 +148,7 @@ class ChunkWaits:
         waiting.remove(fetch)
         if not waiting:
             del self.waiters[node]
-            self.reads.pop(node, None)
+            self._leave_line(node)
 
 
 def mover_lost() -> DeviceError:

@@ -69,7 +69,8 @@ class Drain:
             self.used_before = pool.bytes_used
         if self.segment < pool.slabs_total:
             owners = dict.fromkeys(pool.slab_owners(self.segment))
-            self.queue = [owner for owner in owners if isinstance(owner, Node)]
+            nodes = [owner for owner in owners if isinstance(owner, Node)]
+            self.queue = sorted(nodes, key=lambda node: -node.depth)  # heads move first: the others follow them
             self.segment += 1
             return True
         if not self.moving:

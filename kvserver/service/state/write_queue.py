@@ -1,4 +1,4 @@
-"""The chain that is being written to disk, the chains that wait for a segment, and when the next chain is chosen."""
+"""The chain that is being written to disk, the chains that wait for a device, and when the next chain is chosen."""
 
 from collections.abc import Iterable
 
@@ -19,6 +19,8 @@ class WriteQueue:
         """Last use of the leaf for which the chain is written. Chunks used before it may go for the chain."""
         self.parked: dict[int, dict[Node, Space]] = {}
         """Device -> leaves whose chains cannot be written until the device has emptied a segment."""
+        self.behind: dict[int, dict[Node, Space]] = {}
+        """Device -> leaves whose chains wait until writes to the device have ended, so that other devices write too."""
         self.wait_until_ns = 0
         """No chain is chosen before this time."""
         self.hurry_until_ns = 0
@@ -45,14 +47,28 @@ class WriteQueue:
 
     def park(self, device: int) -> None:
         """Puts the chain aside until the device has emptied a segment."""
-        leaf, space = self.chain.popitem()
-        leaf.mark(PARKED)
-        self.parked.setdefault(device, {})[leaf] = space
-        self.chain = {}
+        self._put_aside(self.parked, device)
+
+    def fall_behind(self, device: int) -> None:
+        """Puts the chain aside until writes to the device have ended."""
+        self._put_aside(self.behind, device)
 
     def unpark(self, device: int) -> dict[Node, Space]:
-        """Takes back the chains that wait for this device, by their leaves."""
-        leaves = self.parked.pop(device, {})
+        """Takes back the chains that wait for a segment of this device, by their leaves."""
+        return self._take_back(self.parked, device)
+
+    def catch_up(self, device: int) -> dict[Node, Space]:
+        """Takes back the chains that wait for the end of writes to this device, by their leaves."""
+        return self._take_back(self.behind, device)
+
+    def _put_aside(self, table: dict[int, dict[Node, Space]], device: int) -> None:
+        leaf, space = self.chain.popitem()
+        leaf.mark(PARKED)
+        table.setdefault(device, {})[leaf] = space
+        self.chain = {}
+
+    def _take_back(self, table: dict[int, dict[Node, Space]], device: int) -> dict[Node, Space]:
+        leaves = table.pop(device, {})
         for leaf in leaves:
             leaf.unmark(PARKED)
         return leaves

@@ -2,7 +2,7 @@
 
 import random
 from dataclasses import replace
-from itertools import count, product
+from itertools import product
 from operator import attrgetter
 from typing import Any
 
@@ -27,30 +27,20 @@ SEGMENTS = 23
 BLOCKS = 24
 TURNS_MAX = 4
 """Turns per conversation, of two chunks each; chunks added later lie elsewhere."""
-EVENTS_A_CHECK = 499
 OLD, NEW = (bytes([number]) * 32 for number in (3, 5))
 
 
 class Scene(DiskRig):
     """Devices full of one model's conversations, which continued now and then."""
 
+    events_a_check = 499
+
     def __init__(self, devices: int, **bounds: Any) -> None:
-        self._events = 0
         segment_bytes = bounds.setdefault("disk_segment_bytes", SEGMENT_UNITS * EXTENT_BYTES)
         bounds.setdefault("arena_bytes", (4 + 2 * devices) * SLAB_BYTES)
         super().__init__(disk_devices=devices, disk_device_bytes=SEGMENTS * segment_bytes, **bounds)
         self.rng = random.Random(devices)
         self.turns: dict[int, int] = {}
-
-    def handle(self, event: Any) -> None:
-        self._events += 1
-        check = self.service.check
-        if self._events % EVENTS_A_CHECK:
-            self.service.check = lambda: None  # type: ignore[method-assign]
-        try:
-            super().handle(event)
-        finally:
-            self.service.check = check  # type: ignore[method-assign]
 
     def client(self, namespace: bytes, units: int, tenant: str = "") -> Client:
         page_bytes = units * EXTENT_BYTES // 3
@@ -101,7 +91,7 @@ def test_moves_on_all_devices_together_leave_dram_to_others() -> None:
     rig.fill(rig.client(OLD, units=3), OLD)
     new = rig.client(NEW, units=1)
     rig.disk_works = False
-    for seed in range(3):
+    for seed in range(9):
         rig.store(new, chain(100_000 + seed, 5))
     reads = [unpack_disk(order.records) for _, order in rig.moving if isinstance(order, Promote)]
     records = [record for read in reads for record in read]
@@ -146,15 +136,16 @@ def test_a_model_with_another_record_size_finds_room_on_full_devices(
 
 def test_a_chain_of_which_all_leaves_lie_on_another_device_makes_room_all_the_same() -> None:
     """The write of another prompt needs room on the first device. Only heads lie there, and none of them is a leaf."""
-    rig = Scene(2, disk_write_through=True)
+    rig = Scene(2, disk_write_through=True, disk_run_tokens=1)
     client, extents = rig.client(OLD, units=1), rig.core.disk.chunks.extents  # type: ignore[union-attr]
-    heads = (keys for seed in count() if extents.device_for(keys := chain(seed, 1)) == 0)
-    tails = (keys for seed in count(1) if extents.device_for(keys := chain(-seed, 1)) == 1)
     places = SEGMENTS * extents_per_segment(SEGMENT_UNITS * EXTENT_BYTES, EXTENT_BYTES)
-    for _ in range(places):
-        rig.store(client, next(heads) + next(tails))
+    for seed in range(places):
+        for device, keys in enumerate((chain(seed, 1), chain(seed, 1) + chain(1000 + seed, 1))):
+            extents.takes_writes[:] = [device == 0, device == 1]
+            rig.store(client, keys)
     assert [disk.used_bytes for disk in rig.service.status(rig.now_ns).disks] == [places * EXTENT_BYTES] * 2
-    late = next(heads)
+    extents.takes_writes[:] = [True, False]
+    late = chain(places, 1)
     rig.store(client, late)
     assert rig.core.chunks.spaces[OLD].nodes[late].on_disk
     assert rig.used_bytes == (2 * places - 1) * EXTENT_BYTES, "the coldest chain went, and no more"

@@ -6,7 +6,7 @@ from hashlib import sha256
 import pytest
 
 from kvserver._native import DiskStore
-from kvserver.tiers.extents import Extents, extent_at, extents_per_segment, place_of
+from kvserver.tiers.extents import Extents, extent_at, extents_per_segment, place_of, ranked
 
 PAGE = 4096
 
@@ -39,16 +39,14 @@ def test_a_device_gives_no_more_than_fits_with_headers() -> None:
     places.check()
 
 
-def test_a_key_stays_with_its_device_while_another_fails() -> None:
-    places = extents()
+def test_keys_prefer_all_devices_alike_and_keep_their_order_without_one_of_them() -> None:
     keys = [sha256(bytes([number])).digest() for number in range(200)]
-    before = {key: places.device_for(key) for key in keys}
-    assert min(Counter(before.values()).values()) > 40
-    places.takes_writes[1] = False
-    assert all(places.device_for(key) == before[key] for key in keys if before[key] != 1)
-    assert {places.device_for(key) for key in keys if before[key] == 1} == {0, 2}
-    places.takes_writes[:] = [False] * 3
-    assert places.device_for(keys[0]) is None
+    orders = {key: ranked(key, range(3)) for key in keys}
+    assert min(Counter(order[0] for order in orders.values()).values()) > 40
+    for key, order in orders.items():
+        assert sorted(order) == [0, 1, 2]
+        assert ranked(key, [2, 0]) == [device for device in order if device != 1]
+    assert ranked(keys[0], []) == []
 
 
 def test_what_was_taken_before_can_be_taken_again_and_nothing_that_clashes() -> None:

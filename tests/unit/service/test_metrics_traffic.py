@@ -46,7 +46,7 @@ class Traffic:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         # Two devices read in parallel: a prompt is declined when most of it lies on one of them.
-        self.rig = DiskRig(disk_devices=2, recompute_tokens_per_s=1_090_000)
+        self.rig = DiskRig(disk_devices=2, disk_run_tokens=1, recompute_tokens_per_s=1_090_000)
         self.rig.disk_works = False
         no_check(self.rig.service)
         self.clients = [Client(self.rig, engine=name).register() for name in ("one", "other")]
