@@ -48,6 +48,12 @@ def first_needed(space: Space, group: int, chunks: int) -> int:
             return max(0, (chunks * space.geometry.chunk_tokens - shape.window_tokens) // space.geometry.chunk_tokens)
 
 
+def needed_at(space: Space, position: int, chunks: int) -> int:
+    """Groups (bits) of the chunk at this position that a boundary after `chunks` chunks needs."""
+    groups = range(len(space.geometry.groups))
+    return sum(1 << group for group in groups if position >= first_needed(space, group, chunks))
+
+
 def _last_gap(path: list[Node], group: int, first: int, chunks: int) -> int:
     """The last position in path[first:chunks] where the group is absent; `chunks` if there is none."""
     bit = 1 << group

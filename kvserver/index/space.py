@@ -102,6 +102,9 @@ class Node:
             return 0
         return len(self.children) if isinstance(self.children, dict) else 1
 
+    def cold_child_count(self) -> int:
+        return 0 if self.disk is None else self.disk.cold_children
+
     def child_nodes(self) -> "Iterator[Node]":
         if isinstance(self.children, dict):
             yield from self.children

@@ -240,6 +240,7 @@ class Swarm:
             "disk_daily_write_bytes": 0 if self.mixes_sizes else rng.choice((0, 0, 0, 24 * 7 * SLOT_ALIGN)),
             "disk_clean_percent": rng.choice((10, 50, 90)),
             "disk_jobs_max": rng.choice((1, 3, 32)),
+            "read_room_ms": self.ms(rng.choice((1, 20, 100))),
             "disk_job_ms": self.ms(rng.choice((150, 1500))),
             "disk_restart_ms": self.ms(rng.choice((5, 100))),
             "recompute_tokens_per_s": 0 if self.reads_much else rng.choice((0, 0, 0, 1_000_000)),

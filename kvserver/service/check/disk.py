@@ -181,6 +181,7 @@ def _check_fetches(core: Core, tier: DiskTier) -> None:
     )
     assert known == waiting
     assert tier.waits.reads.keys() <= tier.waits.waiters.keys()
+    assert all(tier.waits.lines.values()), "no line is empty"
     in_lines = [node for line in tier.waits.lines.values() for node in line]
     assert sorted(map(id, in_lines)) == sorted(map(id, tier.waits.reads)), "each read waits in one line"
     for job in core.jobs.values():

@@ -7,7 +7,7 @@ answer what DRAM can serve, and nothing waits for it. Chunks on disk stay in the
 
 import logging
 
-from kvserver.service.disk import drain, reads, recovery, segments, writes
+from kvserver.service.disk import drain, read_room, reads, recovery, segments, writes
 from kvserver.service.holdings.place_owners import DiskJob
 from kvserver.service.requests import movers
 from kvserver.service.state.chunk_waits import mover_lost
@@ -42,7 +42,7 @@ def tick(core: Core, now_ns: int) -> None:
     if tier is None:
         return
     if tier.waits.starved:
-        reads.try_again(core, tier, now_ns)
+        read_room.tick(core, tier, now_ns)
     if tier.mover is None and now_ns >= tier.start_at_ns:
         tier.mover_started(movers.ensure(core, "disk", "", now_ns))
     if tier.recovered:

@@ -9,11 +9,12 @@ from collections import Counter
 from itertools import islice
 
 from kvserver.errors import DeviceError
+from kvserver.index.coverage import needed_at
 from kvserver.index.space import Node, Space
 from kvserver.service.holdings.disk_chunks import records_of
 from kvserver.service.holdings.place_owners import DiskJob
 from kvserver.service.requests import holds, lookup
-from kvserver.service.state.chunk_waits import Fetch, mover_lost, unreadable
+from kvserver.service.state.chunk_waits import mover_lost, unreadable
 from kvserver.service.state.core import MILLISECOND_NS, Core
 from kvserver.service.state.disk_tier import DiskTier
 from kvserver.wire.orders import DISK_ITEMS_MAX, Promote
@@ -21,8 +22,6 @@ from kvserver.wire.orders import DISK_ITEMS_MAX, Promote
 LOOKS_MAX = 1024
 """Queued reads of a device that are looked at for one that may be ordered. Others are under way, or belong to tenants
 without a slot."""
-STARVED_MS_MAX = 250
-"""How long reads wait for slots, which ending copies give back, before a retrieve gives way."""
 
 
 def start(core: Core, tier: DiskTier, now_ns: int) -> None:
@@ -37,7 +36,7 @@ def start(core: Core, tier: DiskTier, now_ns: int) -> None:
         space, groups, _ = tier.waits.reads[node]
         groups &= node.on_disk & ~node.in_dram
         assert groups, "what is wanted from disk is there"
-        account = _account(core, space)
+        account = account_of(core, space)
         if order(core, tier, space, node, groups=groups, now_ns=now_ns):
             tier.waits.ordered(node, account)
         else:
@@ -55,15 +54,15 @@ def _next(core: Core, tier: DiskTier) -> Node | None:
 
 
 def _may_be_read(core: Core, tier: DiskTier, node: Node) -> bool:
-    return node not in tier.chunks.busy and not _waits(core, tier, tier.waits.reads[node].space)
+    return node not in tier.chunks.busy and not lacks_slots(core, tier, tier.waits.reads[node].space)
 
 
-def _waits(core: Core, tier: DiskTier, space: Space) -> bool:
+def lacks_slots(core: Core, tier: DiskTier, space: Space) -> bool:
     """The account that pays for the read lacked a slot for an earlier one."""
-    return bool(tier.waits.starved) and _account(core, space) in tier.waits.starved
+    return bool(tier.waits.starved) and account_of(core, space) in tier.waits.starved
 
 
-def _account(core: Core, space: Space) -> str:
+def account_of(core: Core, space: Space) -> str:
     """The account that pays for a read; "" without quotas."""
     return core.chunks.accounts.of_space(space).name if core.chunks.accounts is not None else ""
 
@@ -114,49 +113,15 @@ def ended(core: Core, tier: DiskTier, job: DiskJob, wrong: set[int], now_ns: int
     tier.waits.arrived(space, node, now_ns)
 
 
-def try_again(core: Core, tier: DiskTier, now_ns: int) -> None:
-    """Orders the reads that lacked slots. Called at each tick, because nothing announces a slot that comes free."""
-    tier.waits.feed()
-    start(core, tier, now_ns)
-    if tier.waits.starved_ns(now_ns) >= STARVED_MS_MAX * MILLISECOND_NS:
-        _make_way(core, tier, now_ns)
-
-
-def _make_way(core: Core, tier: DiskTier, now_ns: int) -> None:
-    """Makes one waiter give way when retrieves block each other. Each may wait for slots that another one keeps, until
-    all deadlines pass. Operators' holds give way before any retrieve, the last one first: they can wait longer than a
-    request. Otherwise the lease whose first retrieve came last gives way. A single retrieve waits on, because leases
-    that nobody uses run out."""
-    if core.chunks.pool.slabs_ready < core.chunks.pool.slabs_total and not core.arena_problem:
-        return
-    waiting: dict[int, list[Fetch]] = {}
-    for job in core.jobs.values():
-        if job.held is not None and _waits(core, tier, job.space):
-            waiting.setdefault(job.held.request.lease, []).append(job.held.fetch)
-    held = [hold.fetch for hold in core.operators.holds.values() if hold.fetch and _waits(core, tier, hold.space)]
-    if waiting and held:
-        error = DeviceError("disk-room", "its chunks have no room in DRAM beside what requests need")
-        tier.waits.fail(held[-1], error, now_ns)
-        return
-    if len(waiting) < 2:
-        return
-    number, fetches_of_last = waiting.popitem()
-    error = DeviceError("disk-room", "its chunks have no room in DRAM beside those that retrieves before it wait for")
-    for fetch in fetches_of_last:
-        tier.waits.fail(fetch, error, now_ns)
-    lease = core.leases.get(number)
-    if lease is not None:
-        lookup.end(core, lease)
-
-
 def _lose(core: Core, tier: DiskTier, space: Space, node: Node, *, groups: int, now_ns: int) -> None:
-    """Handles groups of a chunk that cannot be read. If the chunk is servable without them, only the fetches that wait
-    for them end, in arrived(). Otherwise the chunk ends for everybody, with all below it. Chunks that retrieves still
-    read are cut off."""
+    """Handles groups of a chunk that cannot be read. If the chunk is servable without them, the leases that need them
+    end, and, in arrived(), the fetches that wait for them. Otherwise the chunk ends for everybody, with all below it.
+    Chunks that retrieves still read are cut off."""
     core.counters.add("disk_lost")
     left = node.in_dram | (node.on_disk & ~groups)
     if left & space.needed == space.needed:
         tier.chunks.lose(space, node, groups)
+        _end_in_need(core, space, node, groups)
         return
     below = space.subtree(node)
     doomed = set(below)
@@ -165,6 +130,14 @@ def _lose(core: Core, tier: DiskTier, space: Space, node: Node, *, groups: int, 
     rest = tier.chunks.lose(space, node, groups)
     if rest is not None:
         moved_to(core, space, doomed, rest)
+
+
+def _end_in_need(core: Core, space: Space, node: Node, groups: int) -> None:
+    """Ends the leases that need these groups of a chunk: they may have kept them in DRAM once (read_room.py)."""
+    below = set(space.subtree(node))
+    for lease in [lease for lease in core.leases.values() if lease.space is space and lease.tail in below]:
+        if groups & needed_at(space, node.depth - 1, lease.chunks):
+            lookup.end(core, lease)
 
 
 def end_below(core: Core, space: Space, doomed: set[Node], error: DeviceError, now_ns: int) -> None:

@@ -12,7 +12,7 @@ chain is put aside, and another one is written to another device.
 from collections import Counter
 from collections.abc import Sequence
 
-from kvserver.index.eviction import NO_ROOM, REFUSED
+from kvserver.index.eviction import NO_ROOM, PARKED, REFUSED
 from kvserver.index.space import READY, Node, Space
 from kvserver.service.disk import runs
 from kvserver.service.holdings.disk_chunks import records_of
@@ -64,15 +64,26 @@ def choose(core: Core, tier: DiskTier, now_ns: int) -> None:
             leaf.mark(REFUSED)
             tier.writes.touched.add(leaf.key)
             continue
-        chain: list[Node] = []
-        node: Node | None = leaf
-        while node is not None and node.depth:
-            node.touch(leaf.used)  # same use as the leaf; else two chains drop each other
-            if node.in_dram & ~node.on_disk:
-                chain.append(node)
-            node = node.parent
-        tier.writes.choose(space, reversed(chain), leaf.used)
+        _choose(tier, space, leaf)
         return
+
+
+def choose_kept(core: Core, tier: DiskTier, space: Space, leaf: Node) -> None:
+    """Queues the chain of a chunk that leases keep in DRAM, so that it can leave."""
+    refused = leaf.queued & (REFUSED | NO_ROOM | PARKED)
+    if not tier.writes.chain and tier.chunks.writable(space) and not refused and not core.bounds.disk_second_touch:
+        _choose(tier, space, leaf)
+
+
+def _choose(tier: DiskTier, space: Space, leaf: Node) -> None:
+    chain: list[Node] = []
+    node: Node | None = leaf
+    while node is not None and node.depth:
+        node.touch(leaf.used)  # same use as the leaf; else two chains drop each other
+        if node.in_dram & ~node.on_disk:
+            chain.append(node)
+        node = node.parent
+    tier.writes.choose(space, reversed(chain), leaf.used)
 
 
 def _is_due(core: Core, leaf: Node, now_ns: int) -> bool:

@@ -558,7 +558,6 @@ class Chunks:
             self.gone.append((space.digest, node, need))
             self.remove(space, node)
             return
-        assert node.pins == 0
         self._counters.add("evicted_to_disk")
         self.count(space, node, -1)
         self._free_slots(space, node)

@@ -12,6 +12,7 @@ counts all devices together. So a tenant at its maximum makes room wherever its 
 guarantee takes from tenants above theirs, on the device that its chunk is for.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -227,11 +228,16 @@ class DiskRoom:
 
     def keep_maxima(self, chunks_max: int) -> None:
         """Evicts the coldest chunks of each tenant above its maximum, at most this many each. A maximum that was
-        lowered while the brain was away may be exceeded by everything that recovery finds, and others wait
-        meanwhile."""
-        for account in self._accounts.all() if self._accounts is not None else ():
+        lowered while the brain was away may be exceeded by everything that recovery finds, and others wait meanwhile.
+        What was cleared or cut off goes by itself."""
+        if self._accounts is None:
+            return
+        going: Counter[Account] = Counter()
+        for space in self._retired:
+            going[self._accounts.of_space(space)] += space.disk_bytes
+        for account in self._accounts.all():
             for _ in range(chunks_max):
-                own = self._coldest_of(account) if account.lacks(0) else None
+                own = self._coldest_of(account) if account.lacks(-going[account]) else None
                 if own is None:
                     break
                 self._drop(*own)

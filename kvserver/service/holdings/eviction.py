@@ -181,6 +181,14 @@ class Room:
         if evictable(node) and not _is_dirty(node):
             self._evict(space, node)
 
+    def send_away(self, space: Space, node: Node) -> None:
+        """Takes a chunk out of DRAM that its records on disk keep servable, also while leases keep it."""
+        assert node.disk is not None
+        assert node.disk.keeps
+        assert not _is_dirty(node)
+        self._need = "promote"
+        self._went(space, node)
+
     def coldest_used(self, default: int) -> int:
         """Last use of the chunk that goes next. default: returned when nothing can go."""
         return min((victim.node.used for victim in self._leaves()), default=default)
@@ -361,6 +369,9 @@ class Room:
 
     def _evict(self, space: Space, node: Node) -> None:
         assert evictable(node)
+        self._went(space, node)
+
+    def _went(self, space: Space, node: Node) -> None:
         before = self._pool.bytes_used
         if self._accounts is not None:
             self._accounts.of_space(space).evicted()

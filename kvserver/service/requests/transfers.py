@@ -316,6 +316,15 @@ def release_held(core: Core, job: Job) -> None:
     _order_retrieve(core, job, job.space.chain(job.tail), request, _spans(job.cache, request.groups))
 
 
+def wait_again(core: Core, job: Job) -> None:
+    """Has a waiting retrieve also wait for its chunks that have left DRAM since they were read."""
+    assert job.held is not None
+    assert job.tail is not None
+    assert core.disk is not None
+    needs = _needs(job.space.chain(job.tail), _spans(job.cache, job.held.request.groups))
+    core.disk.waits.wait_for(job.held.fetch, needs)
+
+
 def give_up_held(core: Core, job: Job, error: DeviceError, now_ns: int) -> None:
     """Ends a retrieve that its mover was never told of. The client finds its job word LIVE and gives it up."""
     assert core.disk is not None

@@ -61,6 +61,9 @@ class Bounds:
     """Share of the arena that is free or also on disk, so that it can be taken at once."""
     disk_jobs_max: int = 32
     """Reads in flight, and likewise writes in flight."""
+    read_room_ms: int = 100
+    """How long reads wait for slots that ending copies give back, before chunks that leases keep leave DRAM
+    (read_room.py)."""
     disk_job_ms: int
     """The disk mover is killed when a read or write takes longer."""
     disk_restart_ms: int = 1_000

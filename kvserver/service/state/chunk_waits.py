@@ -80,6 +80,12 @@ class ChunkWaits:
         for node in list(fetch.needs):
             self._got(fetch, node)
 
+    def wait_for(self, fetch: Fetch, needs: dict[Node, int]) -> None:
+        """Has a fetch wait for these nodes and groups instead, after all fetches that began before."""
+        self.end(fetch)
+        fetch.needs.update(needs)
+        self.begin(fetch)
+
     def arrived(self, space: Space, node: Node, now_ns: int) -> None:
         """Serves the fetches that waited for a node that was read, or that cannot be read."""
         for fetch in list(self.waiters.get(node, ())):

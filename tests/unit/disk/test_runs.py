@@ -17,6 +17,7 @@ from tests.rigs.disk_rig import EXTENT_BYTES, DiskRig, restart
 RUN = 4
 """Chunks of a run."""
 SEGMENTS = 37
+"""Segments of a device, unless a test says otherwise."""
 SEGMENT_BYTES = 6 * EXTENT_BYTES
 CHUNKS_OF_DEVICE = SEGMENTS * 5
 
@@ -24,11 +25,11 @@ CHUNKS_OF_DEVICE = SEGMENTS * 5
 class Disks(DiskRig):
     events_a_check = 97
 
-    def __init__(self, devices: int, **bounds: Any) -> None:
+    def __init__(self, devices: int, segments: int = SEGMENTS, **bounds: Any) -> None:
         super().__init__(
             disk_devices=devices,
             disk_segment_bytes=SEGMENT_BYTES,
-            disk_device_bytes=SEGMENTS * SEGMENT_BYTES,
+            disk_device_bytes=segments * SEGMENT_BYTES,
             **{"arena_bytes": 40 * SLAB_BYTES, "disk_run_tokens": RUN * CHUNK_TOKENS + 5, **bounds},
         )
         blocks, page_bytes = 99, EXTENT_BYTES // 3
@@ -68,7 +69,7 @@ def runs_of(places: list[int]) -> list[list[int]]:
 
 @pytest.mark.parametrize("devices", [2, 3, 5])
 def test_a_run_lies_on_one_device_and_the_next_one_on_another(devices: int) -> None:
-    rig = Disks(devices)
+    rig = Disks(devices, segments=501)  # so many that one run makes no device fuller than others
     rig.store(keys := chain(1, 5 * RUN + 3))
     runs = runs_of(rig.places(keys))
     assert all(len(set(run)) == 1 for run in runs)
@@ -144,6 +145,32 @@ def test_a_run_goes_on_at_one_other_device_when_its_own_takes_no_more_writes() -
     assert places[:2] == [first] * 2
     assert len({*places[2:]}) == 1
     assert first not in places[2:]
+
+
+def test_runs_begin_where_the_days_bytes_are_not_used_up() -> None:
+    rig = Disks(2, disk_daily_write_bytes=24 * 50 * EXTENT_BYTES)
+    rig.store(keys := chain(1, 2 * RUN))
+    spent = rig.places(keys)[0]
+    assert rig.core.disk is not None
+    budget = rig.core.disk.devices[spent].placement.budget
+    budget.charge(budget.left_bytes(rig.now_ns), rig.now_ns)
+    for seed in range(2, 8):
+        rig.store(other := chain(seed, RUN))
+        assert rig.places(other) == [1 - spent] * RUN
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_when_a_device_fails_the_prompts_of_all_others_are_found_whole(failing: int) -> None:
+    rig = Disks(3)
+    prompts = [chain(seed, RUN) for seed in range(60)]
+    for keys in prompts:
+        rig.store(keys)
+    client = rig.start_anew()
+    rig.fault, rig.faulty = "io", {failing}
+    for keys in prompts:
+        client.release(client.lookup(keys))
+    found = [client.lookup(keys).chunks for keys in prompts]
+    assert found.count(RUN) == sum(failing not in rig.places(keys) for keys in prompts) > 0.9 * 60 * 2 / 3
 
 
 def test_a_drained_device_gives_whole_runs_to_the_others() -> None:

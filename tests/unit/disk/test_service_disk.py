@@ -16,11 +16,10 @@ from kvserver.wire.messages import (
     RegionRun,
     Retrieved,
 )
-from kvserver.wire.orders import Copy
-from tests.rigs.brain_rig import FULL, SLAB_BYTES, STATE, Client, chain, ids, is_refusal, key
+from kvserver.wire.orders import Copy, ItemFault, Moved
+from tests.rigs.brain_rig import FULL, NAMESPACE, SLAB_BYTES, STATE, Client, chain, ids, is_refusal, key
 from tests.rigs.disk_rig import (
     CHUNKS,
-    LAST_OF_FILL,
     PROMPTS_OF_ARENA,
     DiskRig,
     cold_prompt,
@@ -146,7 +145,7 @@ def test_a_held_retrieve_ends_at_its_deadline() -> None:
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_the_later_of_two_retrieves_that_wait_for_each_others_slots_gives_way(busy: bool) -> None:
+def test_two_retrieves_that_wait_for_each_others_slots_are_served_one_after_the_other(busy: bool) -> None:
     """busy: something else is being copied all the time."""
     rig = DiskRig()
     client, prompts, heads = too_much_for_dram(rig)
@@ -157,19 +156,14 @@ def test_the_later_of_two_retrieves_that_wait_for_each_others_slots_gives_way(bu
     client.release(heads[1])
     asked = [client.retrieving(each.lease, GroupBlocks(0, 0, ids(*range(3 * each.chunks)))) for each in found]
     assert [client.ask(request) for request in asked] == [None, None]
-    rig.wait_ms(150)
-    assert not any((client.peer, request.id) in rig.answers for request in asked)
-    rig.wait_ms(200)
-    assert is_refusal(rig.answers[client.peer, asked[1].id], "device", "disk-room")
-    rig.finish()
-    assert isinstance(rig.answers[client.peer, asked[0].id], Retrieved)
+    for _ in range(9):
+        rig.wait_ms(50)
+        rig.finish()
+    assert all(isinstance(rig.answers[client.peer, request.id], Retrieved) for request in asked)
     assert (rig.service.status(rig.now_ns).leases, rig.service.status(rig.now_ns).pins) == (0, 0)
-    rig.movers_copy = True
-    again = client.lookup(prompts[1])
-    assert isinstance(client.ask(client.retrieving(again.lease, GroupBlocks(0, 0, ids(*range(3 * 37))))), Retrieved)
 
 
-def test_a_lease_gives_way_whole_also_when_more_retrieves_would_come() -> None:
+def test_all_parts_of_two_retrieves_that_wait_for_each_others_slots_are_served() -> None:
     rig = DiskRig()
     client, prompts, heads = too_much_for_dram(rig)
     first, last = (client.lookup(keys) for keys in prompts)
@@ -178,35 +172,89 @@ def test_a_lease_gives_way_whole_also_when_more_retrieves_would_come() -> None:
     late = [client.retrieving(first.lease, GroupBlocks(0, 3 * at, ids(*range(6))), more=True) for at in (31, 33)]
     parts = [client.retrieving(last.lease, GroupBlocks(0, 3 * at, ids(*range(6))), more=True) for at in (33, 35)]
     assert [client.ask(request) for request in (parts[0], *late, parts[1])] == [None] * 4
-    rig.wait_ms(250)
-    assert all(is_refusal(rig.answers[client.peer, part.id], "device", "disk-room") for part in late)
-    assert rig.service.status(rig.now_ns).leases == 1
-    rig.wait_ms(50)
-    assert all(isinstance(rig.answers[client.peer, part.id], Retrieved) for part in parts)
+    rig.wait_ms(500)
+    assert all(isinstance(rig.answers[client.peer, part.id], Retrieved) for part in (*parts, *late))
 
 
-@pytest.mark.parametrize("before", ["a read finds a slot", "another that waited is given up"])
-def test_no_retrieve_gives_way_before_all_have_waited_for_long(before: str) -> None:
+def test_a_retrieve_that_lacks_slots_gets_those_of_leases_that_nobody_uses_yet() -> None:
+    """What these leases keep is read again when their own retrieve comes."""
     rig = DiskRig()
     client, prompts, heads = too_much_for_dram(rig)
-    finds = before == "a read finds a slot"
-    other = client.lookup(chain(LAST_OF_FILL, CHUNKS) if finds else prompts[0])
-    rig.wait_ms(200)
-    if not finds:
-        client.release(other)
-        rig.wait_ms(100)
-    found = [client.lookup(keys) for keys in prompts]
-    for head in heads:
-        client.release(head)
-    asked = [client.retrieving(each.lease, GroupBlocks(0, 0, ids(*range(3 * each.chunks)))) for each in found]
-    assert [client.ask(request) for request in asked] == [None, None]
-    rig.wait_ms(200)
-    if finds:
-        client.release(other)
-        rig.wait_ms(200)
-    assert not any((client.peer, request.id) in rig.answers for request in asked)
+    request = client.retrieving(client.lookup(prompts[0]).lease, GroupBlocks(0, 0, ids(*range(3 * 35))))
+    assert client.ask(request) is None
+    rig.wait_ms(50)
+    assert (client.peer, request.id) not in rig.answers, "ending copies may give slots back first"
     rig.wait_ms(150)
+    assert isinstance(rig.answers[client.peer, request.id], Retrieved)
+    later = client.retrieving(heads[1].lease, GroupBlocks(0, 0, ids(*range(3 * 33))))
+    client.ask(later)
+    rig.wait_ms(300)
+    assert isinstance(rig.answers[client.peer, later.id], Retrieved)
+
+
+def test_a_lease_ends_when_a_part_that_left_dram_for_others_cannot_be_read_again() -> None:
+    rig = DiskRig()
+    client, keys = Client(rig).register([FULL, STATE]), chain(1, 1)
+    client.ask(client.storing(keys, GroupBlocks(0, 0, ids(0, 1, 2)), GroupBlocks(1, 0, ids(3))))
+    kept = client.lookup(keys)
+    space = rig.core.chunks.spaces[NAMESPACE]
+    rig.core.chunks.room.send_away(space, space.nodes[keys])
+    rig.disk_works = False
+    assert client.lookup(keys).chunks_on_disk == 1
+    ((mover, order),) = rig.moving
+    rig.moving.clear()
+    rig.report(mover, Moved(order.job, [ItemFault(1, "checksum")], 1))
+    request = client.retrieving(kept.lease, GroupBlocks(0, 0, ids(0, 1, 2)), GroupBlocks(1, 0, ids(3)))
+    assert is_refusal(client.ask(request), "request", "lease-unknown")
+
+
+def test_what_leases_keep_and_no_disk_has_is_written_before_it_leaves_dram() -> None:
+    rig = DiskRig(disk_write_through=False)
+    client = Client(rig).register((WIDE,), buffer_bytes=40_000)
+    client.store(cold := chain(1, 8))
+    fill(client)
+    assert client.lookup(cold).chunks_on_disk == 8
+    rig.wait_ms(40_000)  # that lease is over
+    fill(client, first=3000)
+    kept = [chain(seed, 30) for seed in (5000, 5001)]
+    leases = []
+    for keys in kept:
+        client.store(keys)
+        leases.append(client.lookup(keys).lease)
+    before = set(rig.keys_written())
+    request = client.retrieving(client.lookup(cold).lease, GroupBlocks(0, 0, ids(*range(3 * 8))))
+    assert client.ask(request) is None
+    rig.wait_ms(500)
+    assert isinstance(rig.answers[client.peer, request.id], Retrieved)
+    assert {key(keys, chunk) for keys in kept for chunk in range(30)} & (set(rig.keys_written()) - before)
+    for lease in leases:
+        rig.wait_ms(500)
+        assert isinstance(client.ask(client.retrieving(lease, GroupBlocks(0, 0, ids(*range(3))))), Retrieved | None)
+
+
+def test_a_retrieve_gives_way_when_no_chunk_may_leave_dram_and_no_disk_takes_one() -> None:
+    rig = DiskRig()
+    client = Client(rig).register((WIDE,), buffer_bytes=40_000)
+    prompts = [chain(1, 8), chain(2, 8)]
+    for keys in prompts:
+        client.store(keys)
+    fill(client)
+    assert rig.core.disk is not None
+    rig.core.disk.devices[0].set_problem("8 reads or writes in a row failed")
+    kept = []
+    for seed in (5000, 5001):
+        client.store(chain(seed, 30))
+        kept.append(client.lookup(chain(seed, 30)))
+    found = [client.lookup(keys) for keys in prompts]
+    assert [each.chunks_on_disk for each in found] == [8, 8]
+    asked = [client.retrieving(each.lease, GroupBlocks(0, 0, ids(*range(3 * 8)))) for each in found]
+    assert [client.ask(request) for request in asked] == [None, None]
+    rig.wait_ms(900)
+    assert not any((client.peer, request.id) in rig.answers for request in asked)
+    rig.wait_ms(200)
     assert is_refusal(rig.answers[client.peer, asked[1].id], "device", "disk-room")
+    client.release(kept[0])
+    rig.wait_ms(100)
     assert isinstance(rig.answers[client.peer, asked[0].id], Retrieved)
 
 
@@ -228,18 +276,6 @@ def test_no_retrieve_gives_way_while_the_arena_grows() -> None:
     rig.handle(ArenaGrew(5, ""))
     rig.wait_ms(100)
     assert all(isinstance(rig.answers[client.peer, request.id], Retrieved) for request in asked)
-
-
-def test_a_retrieve_that_waits_for_the_slots_of_a_lease_waits_on() -> None:
-    rig = DiskRig()
-    client, prompts, heads = too_much_for_dram(rig)
-    request = client.retrieving(client.lookup(prompts[0]).lease, GroupBlocks(0, 0, ids(*range(3 * 35))))
-    assert client.ask(request) is None
-    rig.wait_ms(500)
-    assert (client.peer, request.id) not in rig.answers
-    client.release(heads[1])
-    rig.wait_ms(100)
-    assert isinstance(rig.answers[client.peer, request.id], Retrieved)
 
 
 def test_a_disk_mover_that_hangs_is_killed_and_lookups_answer_what_dram_has() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from kvserver.index.eviction import REFUSED
 from kvserver.service.holdings.accounts import Quota
-from kvserver.wire.messages import GroupBlocks
+from kvserver.wire.messages import Clear, GroupBlocks
 from kvserver.wire.orders import TellRecords
 from kvserver.wire.tenants import tag_of
 from tests.rigs.brain_rig import Client, chain, ids, is_refusal, key
@@ -223,3 +223,15 @@ def test_no_namespace_is_forgotten_while_it_is_not_known_what_is_guaranteed_of_i
     for mover in untold:
         obey(mover, TellRecords())
     assert kept(rig, AGENTS, prompts) == [3, 3]
+
+
+def test_a_lowered_maximum_takes_nothing_that_lives_while_a_clear_makes_enough_room() -> None:
+    rig = rig_with(quota("agents", most=20), forget_chunks=1)
+    cleared, living = client_of(rig, "agents", AGENTS), client_of(rig, "agents", CHAT)
+    stored(cleared, 4, seed=1)
+    prompts = stored(living, 2, seed=2)
+    cleared.ask(Clear(rig.number(), AGENTS))
+    assert account(rig, "agents").held_bytes > 2 * CHUNKS * EXTENT_BYTES, "its chunks go in pieces"
+    account(rig, "agents").max_bytes = 2 * CHUNKS * EXTENT_BYTES
+    rig.wait_ms(100)
+    assert kept(rig, CHAT, prompts) == [CHUNKS] * 2

@@ -2,8 +2,8 @@
 
 from kvserver.service.holdings.accounts import Quota
 from kvserver.wire.messages import GroupBlocks, Retrieve, Retrieved
-from tests.rigs.brain_rig import Client, chain, ids, is_refusal, key
-from tests.rigs.disk_rig import CHUNKS, EXTENT_BYTES, DiskRig, fill
+from tests.rigs.brain_rig import Client, chain, ids, key
+from tests.rigs.disk_rig import CHUNKS, EXTENT_BYTES, LAST_OF_FILL, DiskRig, fill
 
 AGENTS, CHAT = (bytes([number]) * 32 for number in (3, 5))
 
@@ -39,7 +39,7 @@ def test_reads_of_a_tenant_at_its_maximum_hold_up_no_other() -> None:
     assert isinstance(chat.ask(whole(chat, found.lease)), Retrieved)
 
 
-def test_only_a_retrieve_that_waits_for_slots_gives_way() -> None:
+def test_retrieves_of_a_tenant_that_wait_for_each_others_slots_hold_up_no_other_tenant() -> None:
     """Two prompts of agents wait for the slots of each other; chat came after them and only waits for its disk."""
     rig, agents, chat = clients()
     held = agents.lookup(chain(4, CHUNKS), AGENTS)
@@ -49,12 +49,23 @@ def test_only_a_retrieve_that_waits_for_slots_gives_way() -> None:
     rig.disk_works = False
     of_chat = whole(chat, chat.lookup(chain(1, CHUNKS), CHAT).lease)
     assert chat.ask(of_chat) is None
-    rig.wait_ms(300)
-    assert is_refusal(rig.answers[agents.peer, asked[1].id], "device", "disk-room")
-    assert (chat.peer, of_chat.id) not in rig.answers
-    agents.release(held)
+    rig.wait_ms(50)
     rig.disk_works = True
     rig.finish_disk()
-    rig.wait_ms(100)
     assert isinstance(rig.answers[chat.peer, of_chat.id], Retrieved)
-    assert isinstance(rig.answers[agents.peer, asked[0].id], Retrieved)
+    agents.release(held)
+    rig.wait_ms(600)
+    assert all(isinstance(rig.answers[agents.peer, request.id], Retrieved) for request in asked)
+
+
+def test_a_tenant_that_lacks_slots_for_reads_takes_them_from_its_own_leases_alone() -> None:
+    rig, agents, chat = clients()
+    own, others = chain(4, CHUNKS), chain(LAST_OF_FILL, CHUNKS)
+    assert agents.lookup(own, AGENTS).chunks_on_disk == 0
+    wanted = whole(agents, agents.lookup(chain(3, CHUNKS), AGENTS).lease)
+    assert chat.lookup(others, CHAT).chunks_on_disk == 0
+    assert agents.ask(wanted) is None
+    rig.wait_ms(300)
+    assert isinstance(rig.answers[agents.peer, wanted.id], Retrieved)
+    assert chat.lookup(others, CHAT).chunks_on_disk == 0
+    assert agents.lookup(own, AGENTS).chunks_on_disk == CHUNKS
