@@ -70,8 +70,11 @@ def _make(core: Core, tier: DiskTier, now_ns: int) -> bool:
     waiting = _waiting(core, tier)
     if not waiting:
         return False
-    later = [job for job in waiting if _lease_of(job) != _lease_of(waiting[0])]
-    chains = _kept_for_later(core, waiting[0], later)
+    first = waiting[0]
+    assert first.held is not None
+    tier.waits.prefer(first.held.fetch)  # before the reads for leases whose retrieve has not come
+    later = [job for job in waiting if _lease_of(job) != _lease_of(first)]
+    chains = _kept_for_later(core, first, later)
     pins = Counter(chain.tail for chain in chains)
     room_bytes, looks = core.bounds.arena_bytes // ROOM_SHARE, LOOKS_MAX
     went: set[Node] = set()

@@ -4,6 +4,7 @@ A chunk on disk alone is read because a lease needs it soon, a retrieve came bef
 Each of these is a fetch. It ends when all its chunks are in DRAM, or when one of them cannot come.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -60,7 +61,7 @@ class ChunkWaits:
     def __init__(self) -> None:
         self.reads: dict[Node, Read] = {}
         """The queued reads."""
-        self.lines: dict[int, dict[Node, None]] = {}
+        self.lines: dict[int, OrderedDict[Node, None]] = {}
         """Device -> its queued reads, in this order. No device is without one."""
         self.waiters: dict[Node, list[Fetch]] = {}
         self.starved: set[str] = set()
@@ -85,6 +86,12 @@ class ChunkWaits:
         self.end(fetch)
         fetch.needs.update(needs)
         self.begin(fetch)
+
+    def prefer(self, fetch: Fetch) -> None:
+        """Puts the queued reads of a fetch in front of all others."""
+        for node in reversed(fetch.needs):
+            if (read := self.reads.get(node)) is not None:
+                self.lines[read.device].move_to_end(node, last=False)
 
     def arrived(self, space: Space, node: Node, now_ns: int) -> None:
         """Serves the fetches that waited for a node that was read, or that cannot be read."""
@@ -137,7 +144,7 @@ class ChunkWaits:
         known = self.reads.get(node)
         device = known.device if known is not None else device_of(node)
         self.reads[node] = Read(space, groups | (known.groups if known is not None else 0), device)
-        self.lines.setdefault(device, {})[node] = None
+        self.lines.setdefault(device, OrderedDict())[node] = None
 
     def _leave_line(self, node: Node) -> None:
         read = self.reads.pop(node, None)

@@ -192,6 +192,20 @@ def test_a_retrieve_that_lacks_slots_gets_those_of_leases_that_nobody_uses_yet()
     assert isinstance(rig.answers[client.peer, later.id], Retrieved)
 
 
+def test_reads_of_a_retrieve_that_lacks_slots_go_before_those_of_leases_that_nobody_uses_yet() -> None:
+    rig = DiskRig()
+    client, prompts, _ = too_much_for_dram(rig)
+    others = [chain(1000 + number, CHUNKS) for number in range(9)]
+    assert all(client.lookup(keys).chunks_on_disk == CHUNKS for keys in others)
+    found = client.lookup(prompts[0])
+    before = len(rig.read)
+    request = client.retrieving(found.lease, GroupBlocks(0, 0, ids(*range(3 * found.chunks))))
+    assert client.ask(request) is None
+    rig.wait_ms(500)
+    assert isinstance(rig.answers[client.peer, request.id], Retrieved)
+    assert [records[0].key for records in rig.read[before:]][:8] == [key(prompts[0], at) for at in range(27, 35)]
+
+
 def test_a_lease_ends_when_a_part_that_left_dram_for_others_cannot_be_read_again() -> None:
     rig = DiskRig()
     client, keys = Client(rig).register([FULL, STATE]), chain(1, 1)
