@@ -10,7 +10,7 @@ writes, the chunk follows the nearest chunk above it in the same run, or begins 
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from kvserver.index.space import Node, Space
 from kvserver.service.holdings.disk_eviction import device_of
@@ -18,12 +18,18 @@ from kvserver.service.state.core import Core
 from kvserver.service.state.disk_tier import DiskTier
 from kvserver.tiers.extents import ranked
 
+DEVICES_AT_ONCE = 4
+"""A device's share of the writes under way is 1 / this of all; more of fewer devices. Eight writes keep one busy."""
 FREE_SHARES = 32
 """Devices count as equally free when the free part of their segments differs by less than 1 / this."""
 
 
 def device_for(core: Core, tier: DiskTier, space: Space, node: Node, now_ns: int) -> int | None:
-    """The device to which all groups of a chunk are written. None: no device takes writes."""
+    """The device to which all groups of a chunk are written. None: no device takes writes.
+
+    For a run that goes on after another, these are the devices with the fewest runs of the chain. The one that would
+    take a write now comes first, then one that is not busy, then the one with more free segments: so devices fill
+    evenly, and all of them write."""
     extents = tier.chunks.extents
     length = max(1, core.bounds.disk_run_tokens // space.geometry.chunk_tokens)
     head = node
@@ -38,21 +44,34 @@ def device_for(core: Core, tier: DiskTier, space: Space, node: Node, now_ns: int
         runs = Counter(_devices_above(tier, head, length))
         fewest = min(runs[device] for device in devices)
         devices = [device for device in devices if runs[device] == fewest]
-    return _best(tier, ranked(head.key, devices), space.group_bytes(head.present), now_ns)
+    write_bytes, occupied = space.group_bytes(head.present), busy(core, tier)
+
+    def merit(device: int) -> tuple[bool, bool, int]:
+        refused = tier.devices[device].placement.refusal(write_bytes, now_ns)
+        return not refused, device not in occupied, _free(tier, device)
+
+    return max(ranked(head.key, devices), key=merit, default=None)
 
 
-def _best(tier: DiskTier, devices: Sequence[int], write_bytes: int, now_ns: int) -> int | None:
-    """The device that would take a write now and has the most free segments; the first one of several. So devices fill
-    evenly. Full devices count as equal: otherwise one would lose its newest chunks, and another keep its oldest."""
+def busy(core: Core, tier: DiskTier) -> set[int]:
+    """Devices that have their share of the writes under way."""
+    under_way, most = writing(tier), share(core, tier)
+    return {device for device in tier.chunks.extents.writable if under_way[device] >= most}
 
-    def merit(device: int) -> tuple[bool, int]:
-        return not tier.devices[device].placement.refusal(write_bytes, now_ns), _free(tier, device)
 
-    return max(devices, key=merit, default=None)
+def share(core: Core, tier: DiskTier) -> int:
+    """Writes that a device may have under way while others could write too."""
+    return max(1, core.bounds.disk_jobs_max // max(1, min(len(tier.chunks.extents.writable), DEVICES_AT_ONCE)))
+
+
+def writing(tier: DiskTier) -> Counter[int]:
+    """Device -> its writes under way."""
+    return Counter(job.device for job in tier.chunks.jobs.values() if job.kind == "write")
 
 
 def _free(tier: DiskTier, device: int) -> int:
-    """How free the device is, in 1 / FREE_SHARES. One segment is no difference: it may just have been emptied."""
+    """How free the device is, in 1 / FREE_SHARES. One segment is no difference: it may just have been emptied. So full
+    devices count as equal: otherwise one would lose its newest chunks, and another keep its oldest."""
     pool = tier.chunks.extents.pools[device]
     return pool.slabs_empty * FREE_SHARES // pool.slabs_total if pool.slabs_empty > 1 else 0
 

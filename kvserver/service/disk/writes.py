@@ -9,9 +9,6 @@ Chunks of one chain lie on one device for a while (runs.py). When a device has i
 chain is put aside, and another one is written to another device.
 """
 
-from collections import Counter
-from collections.abc import Sequence
-
 from kvserver.index.eviction import NO_ROOM, PARKED, REFUSED
 from kvserver.index.space import READY, Node, Space
 from kvserver.service.disk import runs
@@ -24,8 +21,6 @@ from kvserver.wire.orders import Demote
 
 WRITING_SHARE = 8
 """Writes in flight take at most 1 / this of the arena, because their chunks cannot be evicted meanwhile."""
-DEVICES_AT_ONCE = 4
-"""A device's share of the writes in flight is 1 / this of all; less for fewer devices. Eight writes keep one busy."""
 LOOK_AGAIN_MS = 1
 """Pause after no write was due. Lookups and ends of copies change too little in a millisecond to look after each of
 them."""
@@ -118,7 +113,8 @@ def _start(core: Core, tier: DiskTier, now_ns: int) -> bool:
             return False  # it is being read
         if _is_wanted(core, space, node) and _parent_claims(node):
             device = _device_for(core, tier, space, node, now_ns)
-            if device is not None and _is_busy(core, tier, writing, device):
+            busy = runs.busy(core, tier)
+            if device in busy and len(busy) < len(tier.chunks.extents.writable):
                 tier.writes.fall_behind(device)
                 return True
             blocked = _order(core, tier, space, node, device=device, now_ns=now_ns)
@@ -140,19 +136,6 @@ def _start(core: Core, tier: DiskTier, now_ns: int) -> bool:
                 return False
         tier.writes.skip(node)
     return False
-
-
-def _share(core: Core, devices: int) -> int:
-    """Writes that a device may have under way while others could write too."""
-    return max(1, core.bounds.disk_jobs_max // max(1, min(devices, DEVICES_AT_ONCE)))
-
-
-def _is_busy(core: Core, tier: DiskTier, writing: Sequence[DiskJob], device: int) -> bool:
-    """The device has its share of the writes under way, and another device has not."""
-    devices = tier.chunks.extents.writable
-    under_way = Counter(job.device for job in writing)
-    share = _share(core, len(devices))
-    return under_way[device] >= share and any(under_way[other] < share for other in devices)
 
 
 def take_up(core: Core, tier: DiskTier, device: int) -> None:
@@ -241,7 +224,5 @@ def ended(core: Core, tier: DiskTier, job: DiskJob, *, kept: bool, now_ns: int) 
         core.counters.add("disk_writes")
         core.counters.add("disk_written_bytes", job.bytes)
         placement.wrote(job.bytes)
-    if job.device in tier.writes.behind:
-        left = sum(other.kind == "write" and other.device == job.device for other in tier.chunks.jobs.values())
-        if left <= _share(core, len(tier.chunks.extents.writable)) // 2:
-            _offer_again(core, tier, tier.writes.catch_up(job.device))
+    if job.device in tier.writes.behind and runs.writing(tier)[job.device] <= runs.share(core, tier) // 2:
+        _offer_again(core, tier, tier.writes.catch_up(job.device))

@@ -201,6 +201,20 @@ def test_two_long_prompts_are_written_to_their_devices_at_the_same_time() -> Non
     assert all(-1 not in rig.places(keys) for keys in stored), "what was put aside is written later"
 
 
+def test_runs_begin_at_a_device_that_is_not_busy_though_another_has_more_room() -> None:
+    """A new device would write alone otherwise, until it is as full as the others."""
+    rig = Disks(3, disk_jobs_max=6, disk_run_tokens=1 << 20)
+    assert rig.core.disk is not None
+    rig.core.disk.chunks.extents.let_write(2, may=False)
+    for seed in range(100, 120):
+        rig.store(chain(seed, 12))
+    rig.core.disk.chunks.extents.let_write(2, may=True)
+    rig.disk_works = False
+    for seed in range(6):
+        rig.store(chain(seed, 12))
+    assert rig.under_way(Demote) == {0: 2, 1: 2, 2: 2}
+
+
 def test_a_long_prompt_is_read_from_its_devices_at_the_same_time() -> None:
     rig = Disks(2, disk_jobs_max=6)
     rig.store(keys := chain(1, 5 * RUN))
