@@ -89,6 +89,26 @@ class Namer:
     def name(self, tokens: Tokens, chunk_tokens: int, before: bytes) -> Naming:
         """Starts chain_keys() in the thread. All tokens must have been added; `tokens` cannot be used afterwards."""
 
+# ---------------------------------------------------------------- digests of payloads
+
+DIGEST_PAYLOAD_BYTES_MAX: int  # 4 GiB
+
+DigestSum = tuple[int, int]
+"""(sum, bytes): the sum of that many bytes of a payload, a number below 2**61 - 1."""
+
+def digest_sum(bytes: bytes, begin: int, end: int, offset: int, portable: bool = False) -> DigestSum:
+    """The sum of bytes[begin:end], whose first byte is byte `offset` of its payload (docs/digest.md).
+
+    portable: without the processor's vector instructions, for tests."""
+
+def add_digest_sums(one: DigestSum, other: DigestSum) -> DigestSum:
+    """The sum of two parts of one payload that share no byte."""
+
+def payload_digest(
+    sum: DigestSum, namespace: bytes, key: bytes, group: int, shard: int, payload_bytes: int
+) -> int | None:
+    """The digest of a payload, from the sum of all its bytes. None: other than payload_bytes bytes were summed."""
+
 # ---------------------------------------------------------------- ledger
 
 class Ledger:

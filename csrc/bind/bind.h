@@ -33,6 +33,7 @@ using namespace nb::literals;
 using ReleaseGil = nb::gil_scoped_release;
 
 void bind_keys(nb::module_& module);    // names of chunks
+void bind_digest(nb::module_& module);  // digests of payloads
 void bind_disk(nb::module_& module);    // the disk tier
 void bind_driver(nb::module_& module);  // GPU drivers, devices, kernels
 void bind_engine(nb::module_& module);  // a GPU's copy engine, for its mover

@@ -265,6 +265,7 @@ NB_MODULE(_native, module) {
     kv::bind_copies(module);
     kv::bind_pattern(module);
     kv::bind_keys(module);
+    kv::bind_digest(module);
     kv::bind_driver(module);
     kv::bind_engine(module);
     kv::bind_client(module);

@@ -1,0 +1,46 @@
+// kvserver._native, digests of payloads: converts and releases the GIL; no logic.
+
+#include "base/digest.h"
+
+#include "bind/bind.h"
+
+namespace kv {
+namespace {
+
+using SumTuple = std::tuple<uint64_t, uint64_t>;
+
+DigestSum sum_from(const SumTuple& tuple) { return {std::get<0>(tuple), std::get<1>(tuple)}; }
+
+SumTuple tuple_of(const DigestSum& sum) { return {sum.sum, sum.bytes}; }
+
+}  // namespace
+
+void bind_digest(nb::module_& module) {
+    module.attr("DIGEST_PAYLOAD_BYTES_MAX") = DIGEST_PAYLOAD_BYTES_MAX;
+    module.def(
+        "digest_sum",
+        [](const nb::bytes& bytes, uint64_t begin, uint64_t end, uint64_t offset, bool portable) {
+            const auto whole = bytes_of(bytes);
+            if (begin > end || end > whole.size()) {
+                bad_argument(format("[%lu, %lu) of %zu bytes", begin, end, whole.size()));
+            }
+            const auto path = portable ? DigestPath::PORTABLE : DigestPath::BEST;
+            return tuple_of(without_gil([&] { return digest_sum(whole.subspan(begin, end - begin), offset, path); }));
+        },
+        "bytes"_a, "begin"_a, "end"_a, "offset"_a, "portable"_a = false);
+    module.def(
+        "add_digest_sums",
+        [](const SumTuple& one, const SumTuple& other) { return tuple_of(sum_from(one) + sum_from(other)); }, "one"_a,
+        "other"_a);
+    module.def(
+        "payload_digest",
+        [](const SumTuple& sum, const nb::bytes& name_space, const nb::bytes& key, uint16_t group, uint16_t shard,
+           uint64_t payload_bytes) {
+            const ShardName name{unpack_one<Digest>(name_space, "namespace"), unpack_one<Digest>(key, "key"), group,
+                                 shard};
+            return payload_digest(sum_from(sum), name, payload_bytes);
+        },
+        "sum"_a, "namespace"_a, "key"_a, "group"_a, "shard"_a, "payload_bytes"_a);
+}
+
+}  // namespace kv
