@@ -2,8 +2,9 @@
 
 Needs ziglang (the extra `objects`), whose clang compiles for both vendors without their toolkits. The same compiler
 gives the same bytes, so --check compiles again and compares. Either way the code is read for what makes it fast: in
-each width four loads are under way before the first store, nothing is spilled, no address is flat (unresolved). For
-NVIDIA that is PTX, for AMD the linked machine code, disassembled by gfx9.py and held against the compiler's listing.
+each width of copies four loads are under way before the first store, nothing is spilled, no address is flat
+(unresolved). For NVIDIA that is PTX, for AMD the linked machine code, disassembled by gfx9.py and held against the
+compiler's listing.
 """
 
 import argparse
@@ -28,9 +29,12 @@ PTX = {"sm_80": "ptx74", "sm_90": "ptx78", "sm_100": "ptx86", "sm_120": "ptx87"}
 """Architecture and the oldest PTX that has it, and the cache hints: drivers read older PTX, never newer."""
 AMD = ("gfx90a", "gfx942", "gfx950")
 BUNDLE = "kv_amd.hipfb"
-KERNELS = ("kv_gather", "kv_scatter")
+COPIES = ("kv_gather", "kv_scatter")
+DIGEST = "kv_digest"
 WIDTHS = (("dwordx4", "dwordx4"), ("dwordx2", "dwordx2"), ("dword", "dword"), ("ushort", "short"), ("ubyte", "byte"))
 """How gfx9 names the loads and stores of 16, 8, 4, 2 and 1 bytes."""
+SWIZZLE = "ds_swizzle_b32"
+"""By which lanes hand each other their sums; it touches no memory."""
 PAGE_BYTES = 4096
 
 
@@ -60,8 +64,10 @@ def ptx(arch: str, work: Path) -> bytes:
     version = f"--cuda-feature=+{PTX[arch]}"
     compile_text(["-x", "cuda", f"--cuda-gpu-arch={arch}", "-nocudainc", "-nocudalib", version], listing)
     text = listing.read_text()
-    if len(re.findall(r"ld\.global\S*\.v4\.u32", text)) < 4:
-        raise BuildError(f"{arch}: fewer than 4 wide loads")
+    for kernel in (*COPIES, DIGEST):
+        body = text[text.index(f".entry {kernel}(") :].partition("\n}")[0]
+        if len(re.findall(r"ld\.global\S*no_allocate\.v4\.u32", body)) < 4:
+            raise BuildError(f"{arch}: {kernel} has fewer than 4 wide loads")
     if ".local" in text:
         raise BuildError(f"{arch}: something lives in local memory")
     return text.encode()
@@ -81,12 +87,12 @@ def amd(arch: str, work: Path) -> bytes:
 
 def check_code(arch: str, code: bytes, listing: str = "") -> None:
     """Raises BuildError when a kernel of the object is slow, or is not what its listing says."""
-    for kernel in KERNELS:
+    for kernel in (*COPIES, DIGEST):
         found = [name for name in memory_instructions(code, kernel) if not name.startswith("s_")]
-        if bad := [name for name in found if not name.startswith("global_")]:
+        if bad := [name for name in found if not name.startswith("global_") and name != SWIZZLE]:
             raise BuildError(f"{arch}: {kernel} has {bad[0]}")
         text = " ".join(found)
-        for load, store in WIDTHS:
+        for load, store in WIDTHS if kernel in COPIES else ():
             if " ".join([f"global_load_{load}"] * 4 + [f"global_store_{store}"] * 4) not in text:
                 raise BuildError(f"{arch}: {kernel} has no four loads of {load} before four stores")
         body = listing[listing.find(f"\n{kernel}:") : listing.find(f".size\t{kernel}")]

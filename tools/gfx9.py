@@ -18,8 +18,10 @@ FLAT_NAMES = {
     24: "byte",
     26: "short",
     **dict(enumerate(("dword", "dwordx2", "dwordx3", "dwordx4"), 28)),
+    98: "add_x2",
 }
-FIRST_STORE, LAST_STORE = 24, 31
+FIRST_STORE, LAST_STORE = 24, 31  # atomics lie above
+DS_NAMES = {61: "swizzle_b32"}
 WIDE_FORMATS = {
     0x30: "s_load",
     0x31: "exp",
@@ -77,10 +79,13 @@ def _length(word: int) -> int:
 
 def _memory_name(word: int) -> str:
     name = WIDE_FORMATS.get(word >> 26, "")
+    if name == "ds":
+        opcode = word >> 17 & 0xFF
+        return f"ds_{DS_NAMES.get(opcode, opcode)}"
     if name != "flat":
         return name
     opcode, segment = word >> 18 & 0x7F, word >> 14 & 3
-    verb = "store" if FIRST_STORE <= opcode <= LAST_STORE else "load"
+    verb = "load" if opcode < FIRST_STORE else "store" if opcode <= LAST_STORE else "atomic"
     return f"{FLAT_SEGMENTS[segment]}_{verb}_{FLAT_NAMES.get(opcode, opcode)}"
 
 

@@ -9,18 +9,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER = ("library", "driver", "probe", "handles", "facts")
 KERNELS = ("rtc", "code_cache", "objects", "kernels")
-SOURCES = [
-    ROOT / "tests/gpu/driver_table.cpp",
+BASE = ("check", "checksum", "digest", "sha256")
+PARTS = [
     *(ROOT / "csrc/gpu/driver" / f"{name}.cpp" for name in DRIVER),
     *(ROOT / "csrc/gpu/kernels" / f"{name}.cpp" for name in KERNELS),
-    ROOT / "csrc/base/check.cpp",
-    ROOT / "csrc/base/checksum.cpp",
+    *(ROOT / "csrc/base" / f"{name}.cpp" for name in BASE),
 ]
+"""What programs that use a driver are made of."""
 
 
 def build() -> Path:
     """The program's path; compiles it if any of its sources has changed."""
-    return build_program("driver_table", SOURCES)
+    return build_program("driver_table", [ROOT / "tests/gpu/driver_table.cpp", *PARTS])
 
 
 def build_program(name: str, sources: list[Path]) -> Path:

@@ -1,6 +1,8 @@
 // Modules and kernels: code objects are only looked at, the functions are the kernels' source as a host loop.
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <mutex>
 #include <set>
 
@@ -32,8 +34,16 @@ namespace {
 constexpr char CODE_MAGIC[] = "KVSIM ";  // then the architecture, a line's end and the source's size
 constexpr char BUNDLE_MAGIC[] = "__CLANG_OFFLOAD_BUNDLE__";
 
-char gather_function;
-char scatter_function;
+struct Named {
+    const char* name;
+    Kernel kernel;
+};
+Named functions[] = {{"kv_gather", Kernel::GATHER}, {"kv_scatter", Kernel::SCATTER}, {"kv_digest", Kernel::DIGEST}};
+
+template <typename Value>
+void take(Value& value, const void* argument) {
+    std::memcpy(&value, argument, sizeof value);
+}
 
 std::mutex modules_lock;
 std::set<void*>& modules() {
@@ -96,33 +106,50 @@ int module_unload(void* module) {
 int module_function(void** function, void* module, const char* name) {
     const std::lock_guard lock(modules_lock);
     if (!modules().contains(module)) return INVALID_HANDLE;
-    if (std::strcmp(name, "kv_gather") == 0) {
-        *function = &gather_function;
-    } else if (std::strcmp(name, "kv_scatter") == 0) {
-        *function = &scatter_function;
-    } else {
-        return NOT_FOUND;
+    for (Named& known : functions) {
+        if (std::strcmp(name, known.name) != 0) continue;
+        *function = &known;
+        return SUCCESS;
     }
-    return SUCCESS;
+    return NOT_FOUND;
 }
 
 bool read_launch(void* function, void** arguments, Launch& launch) {
-    if (function != &gather_function && function != &scatter_function) return false;
-    launch.gather = function == &gather_function;
-    std::memcpy(&launch.pieces, arguments[0], sizeof launch.pieces);
-    std::memcpy(&launch.count, arguments[1], sizeof launch.count);
-    std::memcpy(&launch.segment, arguments[2], sizeof launch.segment);
-    std::memcpy(&launch.crews, arguments[3], sizeof launch.crews);
+    const auto known =
+        std::find_if(std::begin(functions), std::end(functions), [&](Named& one) { return &one == function; });
+    if (known == std::end(functions)) return false;
+    launch = {known->kernel, 0, 0, 0, 0, 0, 0, 0};
+    take(launch.pieces, arguments[0]);
+    take(launch.count, arguments[1]);
+    if (known->kernel == Kernel::DIGEST) {
+        take(launch.columns, arguments[2]);
+        take(launch.rows, arguments[3]);
+        take(launch.sums, arguments[4]);
+        take(launch.crews, arguments[5]);
+    } else {
+        take(launch.segment, arguments[2]);
+        take(launch.crews, arguments[3]);
+    }
     return true;
 }
 
 int run_kernel(const Launch& launch, int device) {
+    using namespace kv::gpu;
+    static_assert(sizeof(DigestPiece) == sizeof(Piece));
     running_device = device;
-    const std::byte* pieces = at(launch.pieces, launch.count * sizeof(kv::gpu::Piece), device);
+    const std::byte* pieces = at(launch.pieces, launch.count * sizeof(Piece), device);
     if (!pieces) return ILLEGAL_ADDRESS;
     try {
-        const auto* list = reinterpret_cast<const kv::gpu::Piece*>(pieces);
-        (launch.gather ? kv::gpu::kv_gather : kv::gpu::kv_scatter)(list, launch.count, launch.segment, launch.crews);
+        if (launch.kernel == Kernel::DIGEST) {
+            const auto* columns =
+                reinterpret_cast<const Columns*>(resolve(launch.columns, ROW_BYTES / 16 * sizeof(Columns)));
+            kv_digest(reinterpret_cast<const DigestPiece*>(pieces), launch.count, columns, launch.rows, launch.sums,
+                      launch.crews);
+        } else {
+            const auto* list = reinterpret_cast<const Piece*>(pieces);
+            (launch.kernel == Kernel::GATHER ? kv_gather : kv_scatter)(list, launch.count, launch.segment,
+                                                                       launch.crews);
+        }
     } catch (const Illegal&) {
         return ILLEGAL_ADDRESS;
     }

@@ -173,12 +173,16 @@ int module_load(void** module, const void* image);
 int module_unload(void* module);
 int module_function(void** function, void* module, const char* name);
 
+enum class Kernel { GATHER, SCATTER, DIGEST };
 struct Launch {
-    bool gather;
+    Kernel kernel;
     Address pieces;
     unsigned count;
-    Address segment;
     unsigned crews;
+    Address segment;  // of copies
+    Address columns;  // of digests, as the others below
+    Address rows;
+    Address sums;
 };
 // What the arguments of a launch say; false: not a function of ours.
 bool read_launch(void* function, void** arguments, Launch& launch);

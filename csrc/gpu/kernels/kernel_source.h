@@ -1,4 +1,5 @@
-// The two kernels: pages of the KV pool gathered into a segment of staging, and scattered from it.
+// The kernels: pages of the KV pool gathered into a segment of staging, scattered from it, or summed for the digest of
+// a payload (base/digest.h), bit by bit as a CPU does it.
 //
 // One source for all: NVRTC and nvcc, HIPRTC, clang for either vendor without any header, and g++, where it is an
 // ordinary loop for the simulated driver. A crew of 32 consecutive threads copies one piece; how many crews there are
@@ -45,6 +46,10 @@ namespace kv::gpu {
 
 using Word64 = unsigned long long;
 
+// Digests are numbers modulo the prime 2^61 - 1. This takes any and gives less than 2^61 + 8, so that several of its
+// results can be added before the next. A CPU reduces the last one.
+KV_FUNCTION Word64 folded(Word64 number) { return (number & ((1ull << 61) - 1)) + (number >> 61); }
+
 // ---------------------------------------------------------------- what differs: who am I, and how bytes are touched
 
 #ifdef KV_AMD
@@ -71,6 +76,14 @@ template <typename Unit>
 KV_FUNCTION void write(Word64 to, const Unit& unit) {
     __builtin_memcpy(reinterpret_cast<void*>(to), &unit, sizeof unit);
 }
+KV_FUNCTION void split(const Unit16& unit, unsigned (&words)[4]) { __builtin_memcpy(words, &unit, sizeof words); }
+KV_FUNCTION void add(Word64 to, Word64 number) {
+    __atomic_fetch_add(reinterpret_cast<Word64*>(to), number, __ATOMIC_RELAXED);
+}
+
+// One thread is all lanes.
+KV_FUNCTION Word64 of_all_lanes(Word64 share) { return share; }
+KV_FUNCTION bool is_first_lane() { return true; }
 
 #else
 
@@ -119,6 +132,17 @@ KV_FUNCTION void write(Word64 to, const Unit16& unit) {
                  : "l"(to), "r"(unit.a), "r"(unit.b), "r"(unit.c), "r"(unit.d)
                  : "memory");
 }
+KV_FUNCTION void split(const Unit16& unit, unsigned (&words)[4]) {
+    words[0] = unit.a, words[1] = unit.b, words[2] = unit.c, words[3] = unit.d;
+}
+KV_FUNCTION void add(Word64 to, Word64 number) {
+    asm volatile("red.global.add.u64 [%0], %1;" : : "l"(to), "l"(number) : "memory");
+}
+template <unsigned APART>
+KV_FUNCTION unsigned of_lane(unsigned number) {
+    asm volatile("shfl.sync.bfly.b32 %0, %0, %1, 0x1f, 0xffffffff;" : "+r"(number) : "n"(APART));
+    return number;
+}
 
 #endif
 
@@ -134,6 +158,33 @@ KV_FUNCTION void read(Unit16& unit, Word64 from) {
 }
 KV_FUNCTION void write(Word64 to, const Unit16& unit) {
     __builtin_nontemporal_store(unit, reinterpret_cast<KV_GLOBAL Unit16*>(to));
+}
+KV_FUNCTION void split(const Unit16& unit, unsigned (&words)[4]) {
+    words[0] = unit.x, words[1] = unit.y, words[2] = unit.z, words[3] = unit.w;
+}
+KV_FUNCTION void add(Word64 to, Word64 number) {
+    __hip_atomic_fetch_add(reinterpret_cast<KV_GLOBAL Word64*>(to), number, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+// Within 32 lanes, as a crew is half of a wavefront: the upper five bits of the pattern are XORed to a lane's number.
+template <unsigned APART>
+KV_FUNCTION unsigned of_lane(unsigned number) {
+    return __builtin_amdgcn_ds_swizzle(number, APART << 10 | 0x1f);
+}
+
+#endif
+
+#ifndef KV_HOST
+
+KV_FUNCTION bool is_first_lane() { return thread_index() % CREW_LANES == 0; }
+
+template <unsigned APART>
+KV_FUNCTION Word64 with_lane(Word64 share) {
+    const Word64 other = (Word64)of_lane<APART>((unsigned)(share >> 32)) << 32 | of_lane<APART>((unsigned)share);
+    return folded(share + other);
+}
+// The sum of a crew's shares, in each of its lanes.
+KV_FUNCTION Word64 of_all_lanes(Word64 share) {
+    return with_lane<1>(with_lane<2>(with_lane<4>(with_lane<8>(with_lane<16>(share)))));
 }
 
 #endif
@@ -197,6 +248,170 @@ KV_KERNEL void kv_gather(const Piece* pieces, unsigned count, Word64 segment, un
 
 KV_KERNEL void kv_scatter(const Piece* pieces, unsigned count, Word64 segment, unsigned crews) {
     KV_EACH_CREW(crew, crews) copy_pieces<false>(pieces, count, segment, crews, crew);
+}
+
+// ---------------------------------------------------------------- digest
+
+constexpr unsigned ROW_BYTES = 4096;
+
+KV_FUNCTION Word64 product(unsigned one, unsigned other) { return (Word64)one * other; }
+
+// number * entry, of less than 2^62 and 2^60, by halves of 32 bits: 2^64 is 8 modulo the prime.
+KV_FUNCTION Word64 times(Word64 number, Word64 entry) {
+    const unsigned low = (unsigned)number, high = (unsigned)(number >> 32);
+    const unsigned entry_low = (unsigned)entry, entry_high = (unsigned)(entry >> 32);
+    const Word64 middle = product(low, entry_high) + product(high, entry_low);
+    return folded(folded(product(low, entry_low)) + (middle >> 29) + ((middle & 0x1fffffff) << 32) +
+                  8 * product(high, entry_high));
+}
+
+// The sum of up to 128 numbers of 64 bits, as base/digest.cpp has it: modulo 2^64, and of the numbers' upper seven
+// bits.
+struct Sum {
+    Word64 low;
+    unsigned tops;
+};
+constexpr unsigned TOP_SHIFT = 57;
+
+KV_FUNCTION void grow(Sum& sum, Word64 number) {
+    sum.low += number;
+    sum.tops += (unsigned)(number >> TOP_SHIFT);
+}
+
+// Modulo the prime.
+KV_FUNCTION Word64 value(const Sum& sum) {
+    const Word64 rest = sum.low - ((Word64)sum.tops << TOP_SHIFT);
+    return folded(folded(rest) + (sum.tops >> 4) + ((Word64)(sum.tops & 15) << TOP_SHIFT));
+}
+
+// Four entries of B, as base/digest.h gives them.
+struct alignas(16) Columns {
+    unsigned lower[4];
+    unsigned upper[4];
+};
+
+// The tables B and A, and what a lane has summed: rows that it has left, and its words of the row that it is in, times
+// the lower and times the upper limbs of their columns.
+struct Lane {
+    const Columns* columns;
+    Word64 rows;
+    Word64 sum;
+    Sum lower;
+    Sum upper;
+};
+
+KV_FUNCTION void end_row(Lane& lane, unsigned row) {
+    Word64 entry;
+    read(entry, (Word64)(KV_RESOLVE(lane.rows + (Word64)row * sizeof entry, sizeof entry, false)));
+    const Word64 upper = value(lane.upper);
+    const Word64 of_row = folded(value(lane.lower) + (upper >> 31) + ((upper & 0x7fffffff) << 30));
+    lane.sum = folded(lane.sum + times(of_row, entry));
+    lane.lower = lane.upper = {0, 0};
+}
+
+KV_FUNCTION void weigh(Lane& lane, const Unit16& unit, unsigned offset) {
+    const Columns columns = lane.columns[offset % ROW_BYTES / 16];
+    unsigned words[4];
+    split(unit, words);
+    Word64 lower = 0, upper = 0;  // four products of 32 and 30 bits just fit
+    for (unsigned word = 0; word < 4; ++word) {
+        lower += product(words[word], columns.lower[word]);
+        upper += product(words[word], columns.upper[word]);
+    }
+    grow(lane.lower, lower);
+    grow(lane.upper, upper);
+}
+
+KV_FUNCTION void weigh(Lane& lane, unsigned word, unsigned offset) {
+    const Columns* columns = lane.columns + offset % ROW_BYTES / 16;
+    grow(lane.lower, product(word, columns->lower[offset / 4 % 4]));
+    grow(lane.upper, product(word, columns->upper[offset / 4 % 4]));
+}
+
+KV_FUNCTION void weigh(Lane& lane, unsigned char byte, unsigned offset) {
+    weigh(lane, (unsigned)byte << 8 * (offset % 4), offset);
+}
+
+template <typename Unit>
+KV_FUNCTION void sum_units(Lane& lane, Word64 from, unsigned offset, unsigned bytes, unsigned number) {
+    constexpr unsigned STEP = CREW_LANES * sizeof(Unit);
+    static_assert(ROW_BYTES / STEP <= 1 << (64 - TOP_SHIFT));
+    unsigned at = number * sizeof(Unit);
+    while (at < bytes) {
+        const unsigned row = (offset + at) / ROW_BYTES;
+        const unsigned left = ROW_BYTES - (offset + at) % ROW_BYTES;
+        const unsigned end = left < bytes - at ? at + left : bytes;
+        if constexpr (sizeof(Unit) == 16) {
+            for (; at + 3 * STEP < end; at += 4 * STEP) {
+                Unit first, second, third, fourth;
+                read(first, from + at);
+                read(second, from + at + STEP);
+                read(third, from + at + 2 * STEP);
+                read(fourth, from + at + 3 * STEP);
+                weigh(lane, first, offset + at);
+                weigh(lane, second, offset + at + STEP);
+                weigh(lane, third, offset + at + 2 * STEP);
+                weigh(lane, fourth, offset + at + 3 * STEP);
+            }
+        }
+        for (; at < end; at += STEP) {
+            Unit unit;
+            read(unit, from + at);
+            weigh(lane, unit, offset + at);
+        }
+        end_row(lane, row);
+    }
+}
+
+// Widths as for copies, but for those of 8 and 2 bytes. Only the widest has several loads in flight: pages whose bytes
+// are no multiple of 16 are rare, and code takes time to compile.
+KV_FUNCTION void sum_share(Lane& lane, Word64 from, unsigned offset, unsigned bytes, unsigned number) {
+    const Word64 all = from | offset | bytes;
+    if (all % 16 == 0) {
+        sum_units<Unit16>(lane, from, offset, bytes, number);
+    } else if (all % 4 == 0) {
+        sum_units<unsigned>(lane, from, offset, bytes, number);
+    } else {
+        sum_units<unsigned char>(lane, from, offset, bytes, number);
+    }
+}
+
+KV_FUNCTION void add_shares(Word64 sums, unsigned index, Word64 share, unsigned bytes) {
+    const Word64 sum = of_all_lanes(share);
+    if (!is_first_lane()) return;
+    const Word64 to = sums + (Word64)index * sizeof(DigestShares);
+    const Word64 place = (Word64)(KV_RESOLVE(to, sizeof(DigestShares), true));
+    add(place, sum & ((1ull << DIGEST_LOW_BITS) - 1));
+    add(place + 8, sum >> DIGEST_LOW_BITS);
+    add(place + 16, bytes);
+}
+
+// A crew takes neighbours in the list, which mostly belong to one sum: that is touched once then.
+KV_FUNCTION void sum_pieces(const DigestPiece* pieces, unsigned count, Lane lane, Word64 sums, unsigned crews,
+                            unsigned crew) {
+    const unsigned more = count % crews;  // crews have a piece more than the others
+    const unsigned begin = count / crews * crew + (crew < more ? crew : more);
+    const unsigned end = begin + count / crews + (crew < more);
+    if (begin == end) return;
+    DigestPiece next = pieces[begin];
+    unsigned bytes = 0;
+    for (unsigned index = begin; index < end; ++index) {
+        const DigestPiece piece = next;
+        if (index + 1 < end) next = pieces[index + 1];
+        const Word64 pool = (Word64)(KV_RESOLVE(piece.pool, piece.bytes, false));
+        KV_EACH_LANE(number) sum_share(lane, pool, piece.offset, piece.bytes, number);
+        bytes += piece.bytes;
+        if (index + 1 < end && next.sum == piece.sum) continue;
+        add_shares(sums, piece.sum, lane.sum, bytes);
+        lane.sum = bytes = 0;
+    }
+}
+
+// columns, rows: the tables B and A. sums: DigestShares in device memory.
+KV_KERNEL void kv_digest(const DigestPiece* pieces, unsigned count, const Columns* columns, Word64 rows, Word64 sums,
+                         unsigned crews) {
+    const Lane lane = {columns, rows, 0, {0, 0}, {0, 0}};
+    KV_EACH_CREW(crew, crews) sum_pieces(pieces, count, lane, sums, crews, crew);
 }
 
 }  // namespace kv::gpu

@@ -44,13 +44,19 @@ Module compiled(const Driver& driver, const Rtc& rtc, const std::string& arch, c
 
 }  // namespace
 
+DigestSum digest_sum(const DigestShares& shares) {
+    const unsigned __int128 sum = (static_cast<unsigned __int128>(shares.high) << DIGEST_LOW_BITS) + shares.low;
+    return {static_cast<uint64_t>(sum % DIGEST_PRIME), shares.bytes};
+}
+
 Kernels::Kernels(const Driver& driver, int ordinal, const KernelOptions& options)
     : driver_(driver),
       blocks_max_(static_cast<unsigned>(driver.multiprocessors(ordinal))),
       report_{"", driver.arch(ordinal), ""},
       module_(load(options)),
       gather_(module_.function("kv_gather")),
-      scatter_(module_.function("kv_scatter")) {}
+      scatter_(module_.function("kv_scatter")),
+      digest_(module_.function("kv_digest")) {}
 
 Module Kernels::load(const KernelOptions& options) {
     try {
@@ -73,12 +79,26 @@ Module Kernels::load(const KernelOptions& options) {
     }
 }
 
+unsigned Kernels::blocks_for(uint32_t count) const {
+    return std::min(blocks_max_, (count + CREWS_OF_A_BLOCK - 1) / CREWS_OF_A_BLOCK);
+}
+
 void Kernels::launch(Way way, Address pieces, uint32_t count, Address segment, const Stream& stream) const {
     if (count == 0) return;
-    const unsigned blocks = std::min(blocks_max_, (count + CREWS_OF_A_BLOCK - 1) / CREWS_OF_A_BLOCK);
+    const unsigned blocks = blocks_for(count);
     unsigned crews = blocks * CREWS_OF_A_BLOCK;
     void* arguments[] = {&pieces, &count, &segment, &crews};
     driver_.launch(way == Way::TO_HOST ? gather_ : scatter_, blocks, THREADS, stream.get(), arguments);
+}
+
+void Kernels::digest(Address pieces, uint32_t count, const DigestTables& tables, Address sums,
+                     const Stream& stream) const {
+    if (count == 0) return;
+    const unsigned blocks = blocks_for(count);
+    unsigned crews = blocks * CREWS_OF_A_BLOCK;
+    Address columns = tables.columns, rows = tables.rows;
+    void* arguments[] = {&pieces, &count, &columns, &rows, &sums, &crews};
+    driver_.launch(digest_, blocks, THREADS, stream.get(), arguments);
 }
 
 }  // namespace kv::gpu

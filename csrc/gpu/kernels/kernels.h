@@ -1,4 +1,4 @@
-// The gather and scatter kernels, loaded into one device: compiled for exactly this device by the vendor's run-time
+// The kernels, loaded into one device: compiled for exactly this device by the vendor's run-time
 // compiler, or else from the built-in objects. The report has the choice and the reason.
 
 #pragma once
@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "base/digest.h"
 #include "gpu/driver/driver.h"
 #include "gpu/driver/handles.h"
 #include "gpu/kernels/piece.h"
@@ -23,6 +24,15 @@ struct KernelOptions {
     std::string cache_dir;    // "" = none
 };
 
+// digest_columns() and digest_rows() in device memory. There is a row for each that a piece touches.
+struct DigestTables {
+    Address columns;
+    Address rows;
+};
+
+// What kv_digest added up.
+DigestSum digest_sum(const DigestShares& shares);
+
 // One per process and device. Launching is thread-safe.
 class Kernels {
   public:
@@ -35,7 +45,12 @@ class Kernels {
     // address of their list, which must stay until the copy ended.
     void launch(Way way, Address pieces, uint32_t count, Address segment, const Stream& stream) const;
 
+    // Enqueues the reading of `count` pieces. Each is added to one of `sums`, which must lie in device memory: atomic
+    // additions to host memory are not for every link. The pieces' list must stay until the end.
+    void digest(Address pieces, uint32_t count, const DigestTables& tables, Address sums, const Stream& stream) const;
+
   private:
+    unsigned blocks_for(uint32_t count) const;
     Module load(const KernelOptions& options);
 
     const Driver& driver_;
@@ -44,6 +59,7 @@ class Kernels {
     Module module_;
     FunctionPointer gather_;
     FunctionPointer scatter_;
+    FunctionPointer digest_;
 };
 
 }  // namespace kv::gpu

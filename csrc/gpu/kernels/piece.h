@@ -1,4 +1,5 @@
-// A piece: what one crew of threads copies at a time between a page in the KV pool and a segment of staging.
+// A piece: what one crew of threads copies at a time between a page in the KV pool and a segment of staging, or reads
+// for the digest of a payload.
 //
 // Included by kernels as well, which are compiled without any header: there is no #include here.
 
@@ -13,6 +14,23 @@ struct Piece {
     unsigned bytes;
 };
 
+// 16 bytes as well.
+struct DigestPiece {
+    unsigned long long pool;
+    unsigned offset;  // in its payload
+    unsigned short bytes;
+    unsigned short sum;  // which of the sums it is added to
+};
+
+// What is added up of some pieces; kernels.h makes a DigestSum of it. Zero before the first. 2^31 * high + low is the
+// sum, so that two ordinary additions of 64 bits count 2^33 shares before one overflows.
+struct DigestShares {
+    unsigned long long low;
+    unsigned long long high;
+    unsigned long long bytes;
+};
+
+constexpr unsigned DIGEST_LOW_BITS = 31;
 constexpr unsigned PIECE_BYTES_MAX = 8192;
 constexpr unsigned PIECES_MAX = 16384;  // of one segment
 constexpr unsigned CREW_LANES = 32;     // threads of a crew: an NVIDIA warp, half of an AMD wavefront

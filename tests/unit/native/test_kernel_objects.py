@@ -54,6 +54,10 @@ def test_ptx_is_old_enough_for_the_drivers_of_its_devices(arch: str, newest: tup
         body = text[text.index(f".visible .entry {kernel}(") :]
         before_store = body[: body.index("st.global.L1::no_allocate.v4.u32")]
         assert before_store.count("ld.global.L1::no_allocate.v4.u32") == 4
+    digest = text[text.index(".visible .entry kv_digest(") :].partition("\n}")[0]
+    assert digest.count("ld.global.L1::no_allocate.v4.u32") == 5, "four in flight, and one for the rest"
+    assert digest.count("red.global.add.u64") == 3
+    assert digest.count("shfl.sync.bfly.b32") == 2 * 5
 
 
 def entries() -> dict[str, bytes]:
@@ -84,11 +88,19 @@ def test_the_bundle_has_an_object_for_each_amd_architecture() -> None:
         assert (machine, flags & 0xFF) == (ELF_AMDGPU, AMD_FLAGS[target.rpartition("--")[2]])
         assert b"kv_gather.kd\0" in code
         assert b"kv_scatter.kd\0" in code
+        assert b"kv_digest.kd\0" in code
 
 
 def codes() -> dict[str, bytes]:
     """Architecture -> AMD's machine code."""
     return {target.rpartition("--")[2]: code for target, code in entries().items() if code}
+
+
+@pytest.mark.parametrize("arch", AMD_FLAGS)
+def test_amd_code_of_the_digest_adds_to_three_numbers_when_its_lanes_have_added_up(arch: str) -> None:
+    found = memory_instructions(codes()[arch], "kv_digest")
+    assert found.count("global_atomic_add_x2") == 3
+    assert found.count("ds_swizzle_b32") == 2 * 5
 
 
 @pytest.mark.parametrize("arch", AMD_FLAGS)

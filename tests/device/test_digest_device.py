@@ -1,0 +1,51 @@
+"""The digest kernel on simulated devices: bit by bit what a CPU sums, for every size of page, and planted errors."""
+
+import json
+import os
+import subprocess
+
+import pytest
+
+from tests.device.simulated import CODE, Machine, Vendor
+from tests.gpu import digest
+
+VENDORS: tuple[Vendor, ...] = ("cuda", "rocm")
+ILLEGAL_ADDRESS = 700
+
+
+def run(machine: Machine, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [digest.build(), machine.vendor, "--library", machine.library, *arguments],
+        env={**os.environ, **machine.environment},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_a_device_sums_what_a_cpu_sums(vendor: Vendor) -> None:
+    with Machine(vendor) as machine:
+        done = run(machine)
+    assert (done.returncode, done.stderr) == (0, "")
+    device, *kernels = map(json.loads, done.stdout.splitlines())
+    assert device["arch"] == {"cuda": "sm_90", "rocm": "gfx942"}[vendor]
+    assert [line["sums"] for line in kernels] == ["equal", "equal"], "of the run-time compiler, and built in"
+    assert all(line["scenes"] >= 100 and line["planted"] >= 72 for line in kernels)
+
+
+def test_rates_can_be_measured() -> None:
+    with Machine("cuda") as machine:
+        done = run(machine, "--rates", "1", "--rounds", "1")
+    assert (done.returncode, done.stderr) == (0, "")
+    rates = [line for line in map(json.loads, done.stdout.splitlines()) if "rate" in line]
+    assert {line["rate"] for line in rates} == {"gather", "digest", "gather, digest", "digest, 64 sums"}
+    assert all(line["us"] > 0 for line in rates)
+
+
+def test_a_kernel_that_fails_is_no_sum() -> None:
+    with Machine("cuda") as machine, machine.rule("run:kernel", CODE, code=ILLEGAL_ADDRESS):
+        done = run(machine)
+    assert done.returncode == 1
+    assert "CUDA_ERROR" in done.stderr or str(ILLEGAL_ADDRESS) in done.stderr
