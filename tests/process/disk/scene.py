@@ -18,7 +18,7 @@ ALL = PROMPTS * CHUNKS
 
 
 def small(*directories: Path, kind: type[Server] = Server, **settings: object) -> Server:
-    """A server whose arena holds a few prompts, and whose devices hold all of them each."""
+    """A server whose arena holds a few prompts, and whose devices hold all of them each. A prompt has three runs."""
     return kind(
         **{
             "arena_bytes": 1 << 20,
@@ -26,6 +26,7 @@ def small(*directories: Path, kind: type[Server] = Server, **settings: object) -
             "disk_paths": ",".join(map(str, directories)),
             "disk_bytes": 16 << 20,
             "disk_segment_bytes": 512 << 10,
+            "disk_run_tokens": 2 * SHAPE.chunk_tokens,
             "disk_write_policy": "through",
             **settings,
         }
