@@ -1,7 +1,8 @@
 """What does a lost device cost, and from how many devices is one prompt read at a time?
 
 `python -m benchmarks.bench_placement [--devices 2,4,8] [--run-tokens 256,4096,16384,65536] [--rounds 5]
-[--directory DIR] [--json] [--smoke]`; needs root, loop devices and control groups (version 1).
+[--directory DIR] [--json] [--smoke]`; needs root, loop devices and control groups (version 1); exits
+with 77 where one of them is missing.
 
 Each device is an ext4 of its own, limited to LIMIT bytes read per second. Prompts of 16K tokens fill half of the
 devices, and three prompts of 100K tokens follow. All is written to disk. Each round has other prompts, and loses

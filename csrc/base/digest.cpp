@@ -128,7 +128,7 @@ __attribute__((target("avx2"))) inline __m256i products(__m256i evens, __m256i o
                             _mm256_mul_epu32(odds, _mm256_load_si256(vectors + 1)));
 }
 
-// Of 64 bytes, each lane adds four products of 32 and 30 bits to a group, which just fit into its 64 bits. The sum of
+// For 64 bytes, each lane adds four products of 32 and 30 bits to a group, which just fit into its 64 bits. The sum of
 // all groups does not. So it is kept twice: modulo 2^64, and as a sum of the groups' upper six bits. The lower 58 bits
 // of 64 groups together are less than 2^64, so that both give the sum itself.
 //

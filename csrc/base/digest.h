@@ -26,8 +26,8 @@ constexpr uint64_t DIGEST_ROW_BYTES = 4096;  // that share an entry of the table
 constexpr uint64_t DIGEST_COLUMNS = DIGEST_ROW_BYTES / sizeof(uint32_t);
 constexpr uint64_t DIGEST_PAYLOAD_BYTES_MAX = uint64_t{1} << 32;
 
-// What is known of some of a payload's bytes. Sums of disjoint parts add up; the count shows that a part is missing
-// even where its bytes are zero.
+// The sum and the count of some of a payload's bytes. Sums of disjoint parts add up; the count shows that a part is
+// missing even where its bytes are zero.
 struct DigestSum {
     uint64_t sum = 0;  // in [0, DIGEST_PRIME)
     uint64_t bytes = 0;
@@ -44,7 +44,7 @@ enum class DigestPath {
 // beyond DIGEST_PAYLOAD_BYTES_MAX.
 DigestSum digest_sum(std::span<const std::byte> stretch, uint64_t offset, DigestPath path = DigestPath::BEST);
 
-// What a payload is stored under. One that is delivered under another name has another digest.
+// The name under which a payload is stored. Under another name the same bytes have another digest.
 struct ShardName {
     Digest namespace_digest;
     Digest key;

@@ -30,7 +30,7 @@ def build() -> Path:
 
 
 def lines(vendor: Vendor, library: str, *, rates_mib: int, rounds: int) -> Iterator[dict[str, Any]]:
-    """What the program prints. Raises AssertionError with its message if a check fails."""
+    """The lines that the program prints. Raises AssertionError with its message if a check fails."""
     rates = "--rates", str(rates_mib), "--rounds", str(rounds)
     command = [build(), vendor, "--library", library, *rates]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, check=False)

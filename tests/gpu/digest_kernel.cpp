@@ -99,7 +99,7 @@ struct Bench {
     DigestPiece* pieces() const { return reinterpret_cast<DigestPiece*>(list.host.data()); }
     DigestTables tables() const { return {columns.device.address(), rows.device.address()}; }
 
-    // What `turns` launches add up.
+    // The sums after `turns` launches.
     std::vector<DigestSum> run(const Kernels& kernels, uint32_t count, int turns = 1) {
         std::memset(sums.host.data(), 0, sums.host.bytes());
         sums.send(driver, stream);

@@ -30,7 +30,7 @@ struct DigestTables {
     Address rows;
 };
 
-// What kv_digest added up.
+// The sum of these shares, which kv_digest added up.
 DigestSum digest_sum(const DigestShares& shares);
 
 // One per process and device. Launching is thread-safe.

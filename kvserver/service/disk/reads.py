@@ -26,7 +26,7 @@ without a slot."""
 
 def start(core: Core, tier: DiskTier, now_ns: int) -> None:
     """Orders as many reads as may be in flight, from all devices by turns. A tenant that gets no slot delays no other
-    tenant, and a slow device no other device."""
+    tenant."""
     while tier.waits.reads and tier.readable and "" not in tier.waits.starved:
         if tier.in_flight["read"] >= core.bounds.disk_jobs_max:
             return

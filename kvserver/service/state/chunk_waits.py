@@ -62,7 +62,7 @@ class ChunkWaits:
         self.reads: dict[Node, Read] = {}
         """The queued reads."""
         self.lines: dict[int, OrderedDict[Node, None]] = {}
-        """Device -> its queued reads, in this order. No device is without one."""
+        """Device -> its queued reads, in this order. A device without queued reads has no line."""
         self.waiters: dict[Node, list[Fetch]] = {}
         self.starved: set[str] = set()
         """Accounts ("" without quotas) that lacked a slot for a read. The read is tried again at the next tick."""

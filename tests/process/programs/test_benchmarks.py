@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.limited_disks import EXIT_CANNOT
+
 ROOT = Path(__file__).resolve().parents[3]
 ROW = {"bench", "case", "value", "unit", "ceiling", "ratio", "machine", "commit", "config"}
 
@@ -40,6 +42,18 @@ def test_a_benchmark_prints_a_row_for_each_case(bench: str, cases: set[str]) -> 
         assert (row["ceiling"] is None) == (row["ratio"] is None)
         mixed = bench in ("disk", "drain", "start")  # disk: only where fio is installed
         assert mixed or (row["ceiling"] is None) == (bench not in ("host", "digest"))
+
+
+def test_the_benchmark_of_placement_loses_a_device_or_says_what_this_machine_lacks() -> None:
+    command = [sys.executable, "-m", "benchmarks.bench_placement", "--smoke", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=110, check=False)
+    if done.returncode == EXIT_CANNOT:
+        pytest.skip(done.stderr.strip())
+    assert done.returncode == 0, done.stderr
+    fill, read, found = (json.loads(line) for line in done.stdout.splitlines())
+    assert fill["value"] < 0.05
+    assert read["value"] > 0
+    assert found["value"] == found["ceiling"] == 0.5
 
 
 def test_every_case_that_the_readme_names_is_one_of_a_benchmark() -> None:

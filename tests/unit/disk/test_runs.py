@@ -122,13 +122,19 @@ def test_prompts_with_one_beginning_lie_on_all_devices() -> None:
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
-def test_without_one_device_the_prompts_of_all_others_are_found_whole(lost: int) -> None:
+@pytest.mark.parametrize("how", ["taken away", "fails as it runs"])
+def test_without_one_device_the_prompts_of_all_others_are_found_whole(how: str, lost: int) -> None:
     rig = Disks(3)
     prompts = [chain(seed, RUN) for seed in range(60)]
     for keys in prompts:
         rig.store(keys)
-    rig.unopened = {lost}
+    if how == "taken away":
+        rig.unopened = {lost}
     client = rig.start_anew()
+    if how == "fails as it runs":
+        rig.fault, rig.faulty = "io", {lost}
+        for keys in prompts:
+            client.release(client.lookup(keys))
     found = [client.lookup(keys).chunks for keys in prompts]
     assert found.count(RUN) == sum(lost not in rig.places(keys) for keys in prompts) > 0.9 * 60 * 2 / 3
 
@@ -157,20 +163,6 @@ def test_runs_begin_where_the_days_bytes_are_not_used_up() -> None:
     for seed in range(2, 8):
         rig.store(other := chain(seed, RUN))
         assert rig.places(other) == [1 - spent] * RUN
-
-
-@pytest.mark.parametrize("failing", [0, 1, 2])
-def test_when_a_device_fails_the_prompts_of_all_others_are_found_whole(failing: int) -> None:
-    rig = Disks(3)
-    prompts = [chain(seed, RUN) for seed in range(60)]
-    for keys in prompts:
-        rig.store(keys)
-    client = rig.start_anew()
-    rig.fault, rig.faulty = "io", {failing}
-    for keys in prompts:
-        client.release(client.lookup(keys))
-    found = [client.lookup(keys).chunks for keys in prompts]
-    assert found.count(RUN) == sum(failing not in rig.places(keys) for keys in prompts) > 0.9 * 60 * 2 / 3
 
 
 def test_a_drained_device_gives_whole_runs_to_the_others() -> None:
