@@ -92,6 +92,7 @@ class Namer:
 # ---------------------------------------------------------------- digests of payloads
 
 DIGEST_PAYLOAD_BYTES_MAX: int  # 4 GiB
+NO_DIGEST: int  # 2**64 - 1: takes the place of a digest or a sum that nobody computed
 
 DigestSum = tuple[int, int]
 """(sum, bytes): the sum of that many bytes of a payload, a number below 2**61 - 1."""
@@ -112,7 +113,7 @@ def payload_digest(
 # ---------------------------------------------------------------- ledger
 
 class Ledger:
-    """The ledger: one checksummed 128-byte entry for each place where a slot can start (arena_offset // SLOT_ALIGN), in
+    """The ledger: one checksummed 136-byte entry for each place where a slot can start (arena_offset // SLOT_ALIGN), in
     a sparse memfd, and a table of namespace documents.
 
     One writer. An entry is published by a release store of its state after everything else, and withdrawn by a release
@@ -120,10 +121,10 @@ class Ledger:
 
     A record is RECORD_BYTES packed little-endian:
     arena_offset i64 | namespace 32s | key 32s | parent 32s | group u16 | shard u16 | payload_bytes u32 |
-    tenant u32 | slot_bytes / SLOT_ALIGN u32 | generation u64
+    tenant u32 | slot_bytes / SLOT_ALIGN u32 | generation u64 | sum of the payload u64, or NO_DIGEST
     """
 
-    RECORD_BYTES: int  # 128
+    RECORD_BYTES: int  # 136
     NAMESPACES_MAX: int  # 256
     DOCUMENT_BYTES_MAX: int  # 65536
 
@@ -152,15 +153,12 @@ class Ledger:
 
         The next access to a page costs a minor fault."""
     def namespaces(self) -> list[tuple[int, bytes]]: ...
-    def put_sums(self, arena: int, arena_bytes: int, threads: int) -> tuple[int, int, int]:
-        """Folds the sum of each sealed payload into its entry. Nobody may write to the arena any more.
+    def sums(self, arena_offsets: bytes, names: bytes) -> bytes | None:
+        """The sum of the payload in each of these slots, packed u64; NO_DIGEST where it is not known.
 
-        scan() does not take these entries for sealed until compare_sums() has found their bytes unchanged. arena: its
-        descriptor. Returns slots and bytes that were summed, and slots that were withdrawn as unreadable."""
-    def compare_sums(self, arena: int, arena_bytes: int, threads: int) -> tuple[int, int, int]:
-        """Compares the payloads with the sums of put_sums(). Unchanged entries are sealed again.
-
-        Returns unchanged slots and bytes, and changed slots: the next scan() drops and counts these."""
+        For readers beside the writer, while it keeps the slots; withdrawn entries still have their content. names: the
+        first 8 bytes of SHA-256(namespace || group u16 || shard u16 || keys of the slots). None: other payloads are
+        there."""
     def close(self) -> None: ...
 
 # ---------------------------------------------------------------- job state words
@@ -200,11 +198,12 @@ Runs = Sequence[tuple[int, int, int, int, int, int]]
 """Fields of transfer.native.Run in order: buffer, offset, regions, region_stride, block_stride, page_bytes."""
 Groups = Sequence[tuple[int, int, Runs]]
 """For each group: (blocks_per_chunk, blocks, runs)."""
-CopyGroups = Sequence[tuple[int, int, bytes, bytes]]
-"""Fields of transfer.native.CopyGroup in order: group, first_block, block_ids (packed int32), slots (packed int64)."""
+CopyGroups = Sequence[tuple[int, int, bytes, bytes, bytes]]
+"""Fields of transfer.native.CopyGroup in order: group, first_block, block_ids (packed int32), slots (packed int64), sums
+(packed u64)."""
 JobMode = Literal["direct", "staged", "server-gather"]
 Status = Literal["done", "abandoned", "failed", "invalid", "unmapped", "mapped", "refused", "broken"]
-Completion = tuple[int, Status, int, int, str, str, JobMode]
+Completion = tuple[int, Status, int, int, str, str, JobMode, bytes, list[int]]
 """Fields of transfer.native.Completion. Only DeviceEngine has the last three statuses."""
 
 def plan_pieces(
@@ -255,9 +254,17 @@ class CopyEngine:
     def unmap_cache(self, cache: int) -> None:
         """Unmaps a cache after its last job, and completes with status "unmapped"."""
     def submit(
-        self, job: int, kind: Literal["store", "retrieve"], cache: int, word: int, generation: int, groups: CopyGroups
+        self,
+        job: int,
+        kind: Literal["store", "retrieve"],
+        cache: int,
+        word: int,
+        generation: int,
+        groups: CopyGroups,
+        digests: bool = False,
     ) -> None:
-        """Submits a job.
+        """Submits a job. digests: a store tells the sums of its shards. A retrieve compares them; where one differs, it
+        fails as "digest", with the bytes in the cache.
 
         Raises ValueError, without a completion, for an unknown or leaving cache, a word that is not on the session's
         board, a job number in use, or ids or slots that are not whole numbers. Other errors complete as "invalid"."""

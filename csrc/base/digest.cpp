@@ -246,8 +246,10 @@ DigestSum digest_sum(std::span<const std::byte> stretch, uint64_t offset, Digest
     return total;
 }
 
-std::optional<uint64_t> payload_digest(const DigestSum& sum, const ShardName& name, uint64_t payload_bytes) {
-    if (sum.bytes != payload_bytes) return std::nullopt;
+namespace {
+
+// The part of a digest that the name and the length give.
+uint64_t share_of(const ShardName& name, uint64_t payload_bytes) {
     const uint16_t numbers[] = {name.group, name.shard};
     const Digest hash = sha256(
         std::array{std::as_bytes(text_of("kvserver digest 1")), std::span<const std::byte>(name.namespace_digest),
@@ -258,7 +260,28 @@ std::optional<uint64_t> payload_digest(const DigestSum& sum, const ShardName& na
     // 2^64 is 8 modulo the prime.
     const Wide named = quarters[0] + static_cast<Wide>(quarters[1]) * 8 + static_cast<Wide>(quarters[2]) * 64 +
                        static_cast<Wide>(quarters[3]) * 512;
-    return reduced(named + sum.sum);
+    return reduced(named);
+}
+
+}  // namespace
+
+std::optional<uint64_t> payload_digest(const DigestSum& sum, const ShardName& name, uint64_t payload_bytes) {
+    if (sum.bytes != payload_bytes) return std::nullopt;
+    return digest_of(sum.sum, name, payload_bytes);
+}
+
+uint64_t digest_of(uint64_t sum, const ShardName& name, uint64_t payload_bytes) {
+    return sum == NO_DIGEST ? sum : reduced(static_cast<Wide>(sum) + share_of(name, payload_bytes));
+}
+
+uint64_t sum_of(uint64_t digest, const ShardName& name, uint64_t payload_bytes) {
+    return digest == NO_DIGEST ? digest : reduced(static_cast<Wide>(digest) + P - share_of(name, payload_bytes));
+}
+
+void prepare_digest(uint64_t payload_bytes) {
+    columns();
+    const uint64_t rows = (std::min(payload_bytes, DIGEST_PAYLOAD_BYTES_MAX) + DIGEST_ROW_BYTES - 1) / DIGEST_ROW_BYTES;
+    for (uint64_t row = 0; row < rows; row += ROWS_OF_STRETCH) row_entry(row);
 }
 
 std::array<uint32_t, 2 * DIGEST_COLUMNS> digest_columns() {

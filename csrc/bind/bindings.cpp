@@ -4,7 +4,6 @@
 #include <optional>
 #include <system_error>
 
-#include "arena/arena_sums.h"
 #include "arena/grower.h"
 #include "arena/ledger.h"
 #include "base/shared_memory.h"
@@ -136,12 +135,6 @@ void bind_grower(nb::module_& module) {
 
 using PyLedger = Closable<Ledger>;
 
-template <Summed (*Function)(Ledger&, int, uint64_t, int)>
-std::tuple<uint64_t, uint64_t, uint64_t> with_sums(PyLedger& self, int arena, uint64_t arena_bytes, int threads) {
-    const auto [slots, bytes, damaged] = Function(self.get(), arena, arena_bytes, threads);
-    return {slots, bytes, damaged};
-}
-
 void bind_ledger(nb::module_& module) {
     nb::class_<PyLedger> ledger(module, "Ledger");
     ledger.attr("RECORD_BYTES") = sizeof(LedgerRecord);
@@ -182,10 +175,17 @@ void bind_ledger(nb::module_& module) {
                  }
                  return documents;
              })
-        .def("put_sums", &with_sums<&put_sums>, "arena"_a, "arena_bytes"_a, "threads"_a, nb::call_guard<ReleaseGil>())
-        .def("compare_sums", &with_sums<&compare_sums>, "arena"_a, "arena_bytes"_a, "threads"_a,
-             nb::call_guard<ReleaseGil>())
+        .def(
+            "sums",
+            [](PyLedger& self, const nb::bytes& packed, const nb::bytes& names) {
+                const auto arena_offsets = unpack<int64_t>(packed, "arena_offsets");
+                const auto hash = unpack_one<uint64_t>(names, "names");
+                const auto sums = without_gil([&] { return self.get().sums(arena_offsets, hash); });
+                return sums ? std::optional(pack(*sums)) : std::nullopt;
+            },
+            "arena_offsets"_a, "names"_a)
         .def("close", &PyLedger::close);
+    module.attr("NO_DIGEST") = NO_DIGEST;
 }
 
 using CopyTuples = std::vector<FourNumbers>;
@@ -231,11 +231,11 @@ void bind_copies(nb::module_& module) {
         .def(
             "submit",
             [](CopyEngine& self, uint64_t job, const std::string& kind, uint64_t cache, uint32_t word,
-               uint64_t generation, const CopyGroupTuples& groups) {
-                JobOrder order{job, kind_from(kind), cache, word, generation, copy_groups_from(groups)};
+               uint64_t generation, const CopyGroupTuples& groups, bool digests) {
+                JobOrder order{job, kind_from(kind), cache, word, generation, copy_groups_from(groups), digests};
                 without_gil([&] { self.submit(std::move(order)); });
             },
-            "job"_a, "kind"_a, "cache"_a, "word"_a, "generation"_a, "groups"_a);
+            "job"_a, "kind"_a, "cache"_a, "word"_a, "generation"_a, "groups"_a, "digests"_a = false);
 }
 
 std::string build_description() {

@@ -35,6 +35,7 @@ struct JobOrder {
     uint32_t word;
     uint64_t generation;
     std::vector<CopyGroup> groups;
+    bool digests = false;  // a store tells the sum of each shard, a retrieve compares it with the expected one
 };
 
 class CopyJob {

@@ -24,12 +24,14 @@ namespace kv {
 enum class JobKind { STORE, RETRIEVE };
 
 // Blocks of one group: block_ids[i] holds block first_block + i of the prefix. slots: the arena offset of the shard of
-// each chunk that the blocks touch; SKIP: not this one.
+// each chunk that the blocks touch; SKIP: not this one. sums: of a retrieve with digests, the sum of each slot's whole
+// payload (base/digest.h); NO_DIGEST: it is not known.
 struct CopyGroup {
     uint64_t group;
     uint64_t first_block;
     std::vector<int32_t> block_ids;
     std::vector<int64_t> slots;
+    std::vector<uint64_t> sums = {};
 };
 
 constexpr int64_t SKIP = -1;

@@ -43,7 +43,7 @@ struct DiskRecord {
     // Bytes of the whole blocks that a payload takes in its extent and in its slot.
     uint64_t payload_block_bytes() const { return (shard.payload_bytes + BLOCK_BYTES - 1) / BLOCK_BYTES * BLOCK_BYTES; }
 };
-static_assert(sizeof(DiskRecord) == 144, "no padding: records are packed");
+static_assert(sizeof(DiskRecord) == 152, "no padding: records are packed");
 
 // One block, aligned for direct I/O.
 struct alignas(BLOCK_BYTES) Block {

@@ -1,6 +1,6 @@
 """Ledger records, which describe each sealed slot beside the arena, and the document of each namespace.
 
-The layout of a record is that of `kvserver._native.Ledger` (128 bytes, little-endian); the native side adds state and
+The layout of a record is that of `kvserver._native.Ledger` (136 bytes, little-endian); the native side adds state and
 checksum. Pure packing: the service decides what is written, and when.
 """
 
@@ -13,8 +13,10 @@ import msgspec
 from kvserver.tiers.slots import SLOT_ALIGN
 from kvserver.wire.messages import Kind
 
-RECORD = struct.Struct("<q32s32s32sHHIIIQ")
+RECORD = struct.Struct("<q32s32s32sHHIIIQQ")
 NO_PARENT = bytes(32)
+NO_SUM = (1 << 64) - 1
+"""Takes the place of a payload's sum that nobody computed (docs/digest.md)."""
 NO_GROUP = 0xFFFF
 """Group of a mark: the record of a chunk without a slot (tiers/marks.py)."""
 
@@ -34,10 +36,12 @@ class Record(NamedTuple):
     slot_bytes: int
     generation: int
     """Number of the store; a later store has a larger one."""
+    sum: int
+    """Sum of the payload, or NO_SUM. The native side keeps its digest."""
 
 
-DISK_RECORD = struct.Struct("<q32s32s32sHHIIIQqII")
-Packed = tuple[int, bytes, bytes, bytes, int, int, int, int, int, int, int, int, int]
+DISK_RECORD = struct.Struct("<q32s32s32sHHIIIQQqII")
+Packed = tuple[int, bytes, bytes, bytes, int, int, int, int, int, int, int, int, int, int]
 """One unpacked record: a DiskRecord, but its extent's size is in units of SLOT_ALIGN."""
 
 
@@ -55,6 +59,8 @@ class DiskRecord(NamedTuple):
     tenant: int
     extent_bytes: int
     generation: int
+    sum: int
+    """As in Record."""
     offset: int
     """Offset of the extent on its device."""
     device: int
@@ -75,7 +81,7 @@ def unpack_disk(records: bytes) -> Iterator[DiskRecord]:
 
 
 def pack(record: Record) -> bytes:
-    return RECORD.pack(*record[:8], record.slot_bytes // SLOT_ALIGN, record.generation)
+    return RECORD.pack(*record[:8], record.slot_bytes // SLOT_ALIGN, *record[9:])
 
 
 def unpack_all(records: bytes) -> Iterator[Record]:

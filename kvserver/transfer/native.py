@@ -17,6 +17,7 @@ from kvserver._native import (
     FAILED,
     FREE,
     LIVE,
+    NO_DIGEST,
     SLOT_ALIGN,
     SUBMITTED,
     ArenaGrower,
@@ -68,10 +69,10 @@ __all__ = [
     "JobMode",
     "Ledger",
     "Measured",
+    "NO_DIGEST",
     "Pattern",
     "RecoveryOrder",
     "Run",
-    "Summed",
     "add_digest_sums",
     "completions",
     "copy_groups",
@@ -124,6 +125,8 @@ class CopyGroup(NamedTuple):
     first_block: int
     block_ids: bytes
     slots: bytes
+    sums: bytes = b""
+    """Of a retrieve with digests: the sum of each slot's whole payload, packed u64; NO_DIGEST: not known."""
 
 
 class Completion(NamedTuple):
@@ -137,6 +140,10 @@ class Completion(NamedTuple):
     code: str
     message: str
     mode: JobMode
+    sums: bytes
+    """With digests, of a store: the sum of each shard with a slot, packed u64, in the order of groups and slots."""
+    wrong: list[int]
+    """Of a retrieve that failed as "digest": the shards whose bytes are not those that were stored, in that order."""
 
 
 class Measured(NamedTuple):
@@ -150,15 +157,6 @@ class Measured(NamedTuple):
     retrieve_gbps: float
     retrieve_staged_bytes: int
     retrieve_bare_bytes: int
-
-
-class Summed(NamedTuple):
-    """What Ledger.put_sums() and compare_sums() did."""
-
-    slots: int
-    payload_bytes: int
-    damaged: int
-    """Slots that changed, or could not be read."""
 
 
 def completions(engine: CopyEngine | DeviceEngine, most: int) -> list[Completion]:

@@ -62,6 +62,8 @@ class CopyGroup(Frame, frozen=True):
     block_ids: bytes
     slots: bytes
     """Little-endian int64, one per chunk that the blocks touch: the arena offset of this rank's shard, -1 = skip."""
+    names: bytes
+    """Of a retrieve: hash of the chunks' names, which the ledger must have at these slots (_native.Ledger.sums)."""
 
 
 class Copy(Frame, tag="copy", frozen=True):
@@ -93,7 +95,7 @@ class ArenaReady(Frame, tag="arena-ready", frozen=True):
 # ---------------------------------------------------------------- brain → disk mover
 
 DISK_ITEMS_MAX = 2048
-"""Records of one order or report: each is 144 bytes (tiers/records.py)."""
+"""Records of one order or report: each is 152 bytes (tiers/records.py)."""
 
 
 class Demote(Frame, tag="demote", frozen=True):
@@ -194,6 +196,12 @@ class Done(Frame, tag="done", frozen=True):
     message: str
     mode: Mode
     """The way the bytes moved. The mover chooses among the modes of the cache's registration. host: direct."""
+    sums: bytes = b""
+    """Of a store: the sum of each shard with a slot, packed u64, in the order of the order's groups and their slots.
+    Empty: without digests."""
+    wrong: list[int] = []
+    """Of a retrieve that failed as "digest": the first shards whose bytes are not those that were stored, numbered in
+    that order."""
 
 
 # ---------------------------------------------------------------- disk mover → brain
