@@ -167,11 +167,8 @@ def _moved(core: Core, tier: DiskTier, job: DiskJob, moved: Moved, now_ns: int) 
     if device.job_ended(failed=any(fault.fault in ("io", "short") for fault in moved.faults)):
         core.log("disk fails", *device.fields, ("why", device.problem), level=logging.ERROR)
     bad = [job.parts[fault.item] for fault in moved.faults if fault.fault == "checksum"]
-    tier_of_bytes: mismatches.Tier = "dram" if job.kind == "write" else "disk"
-    mode = "demote" if job.kind == "write" else "promote"
     for part in bad:
-        group = job.space.parts[part].group
-        mismatches.tell(core, job.space, job.node, group, tier=tier_of_bytes, device=str(job.device), mode=mode)
+        mismatches.on_device(core, job, job.space.parts[part].group)
     if job.kind == "write":
         writes.ended(core, tier, job, kept=not moved.faults, now_ns=now_ns)
         if bad:

@@ -9,23 +9,47 @@ from typing import Literal
 
 from kvserver.errors import DeviceError
 from kvserver.index.space import READY, Node, Space
+from kvserver.service.holdings.place_owners import DiskJob
 from kvserver.service.requests.cut_off import cut_off
 from kvserver.service.state.core import Core
 from kvserver.service.state.jobs import Job
+from kvserver.service.state.movers import Mover
 
 LINES_MAX = 8
 """Lines about the chunks of one job."""
+MODES: dict[str, tuple[str, ...]] = {"host": ("direct",), "disk": ("demote",)}
+GPU_MODES = ("direct", "staged", "server-gather")
 Tier = Literal["dram", "disk"]
+
+
+def expect(core: Core, mover: Mover) -> None:
+    """Counts begin at zero when a mover is ready: an alert sees the first mismatch only if there was a count before."""
+    for mode in MODES.get(mover.device, GPU_MODES):
+        core.counters.mismatched(0, tier="dram", device=_device(mover), mode=mode)
+    if mover.device == "disk" and core.disk is not None:
+        for device in range(len(core.disk.devices)):
+            core.counters.mismatched(0, tier="disk", device=str(device), mode="promote")
+
+
+def _device(mover: Mover) -> str:
+    return mover.device_id or mover.device
 
 
 def in_retrieve(core: Core, job: Job, wrong: list[tuple[Node, int]], mode: str, now_ns: int) -> None:
     """A retrieve has found chunks of DRAM wrong. wrong: (chunk, group)."""
-    mover = job.cache.mover
+    device = _device(job.cache.mover)
     for node, group in wrong[:LINES_MAX]:
-        tell(core, job.space, node, group, tier="dram", device=mover.device_id or mover.device, mode=mode)
-    device = mover.device_id or mover.device
+        tell(core, job.space, node, group, tier="dram", device=device, mode=mode)
     core.counters.mismatched(len(wrong) - len(wrong[:LINES_MAX]), tier="dram", device=device, mode=mode)
     drop(core, job.space, min((node for node, _ in wrong), key=lambda node: node.depth), now_ns)
+
+
+def on_device(core: Core, job: DiskJob, group: int) -> None:
+    """A disk mover has found a shard wrong: in DRAM before it wrote it, or on disk."""
+    if job.kind == "write":
+        tell(core, job.space, job.node, group, tier="dram", device="disk", mode="demote")
+    else:
+        tell(core, job.space, job.node, group, tier="disk", device=str(job.device), mode="promote")
 
 
 def tell(core: Core, space: Space, node: Node, group: int, *, tier: Tier, device: str, mode: str) -> None:

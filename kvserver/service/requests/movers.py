@@ -9,7 +9,7 @@ import logging
 from kvserver.errors import DeviceError, RequestError, ResourceError
 from kvserver.service.base.effects import Ask, Instruct
 from kvserver.service.holdings.capacity import chunks_that_fit
-from kvserver.service.requests import kv_events, namespaces, transfers
+from kvserver.service.requests import kv_events, mismatches, namespaces, transfers
 from kvserver.service.state.caches import Cache
 from kvserver.service.state.core import MILLISECOND_NS, Core
 from kvserver.service.state.movers import Mover
@@ -51,6 +51,7 @@ def ready(core: Core, mover: Mover, report: Ready) -> None:
     if mover.state != "starting":
         return
     waited = mover.become_ready(report)
+    mismatches.expect(core, mover)
     core.timers.cancel("mover-start", mover.number)
     _tell_arena(core, mover)
     core.emit(*waited)

@@ -288,7 +288,7 @@ def test_servers_word_alone_does_not_hand_blocks_back(tmp_path: Path) -> None:
 def test_retrieved_without_the_words_consent_is_doubted(tmp_path: Path) -> None:
     with rig(tmp_path) as at:
         future, request = held_retrieve(at)
-        at.fake.answer(request, wire.Retrieved(request.id, 240))
+        at.fake.answer(request, wire.Retrieved(request.id, 240, wire.ALL_RIGHT))
         assert future.result(WAIT_S) == RetrieveResult(False, 0, "doubt")
 
 

@@ -132,7 +132,7 @@ def test_another_protocol_is_refused_naming_both_versions() -> None:
     ):
         reply = refusal(encode(hello))
         assert (reply.id, reply.family, reply.code) == (7, "request", "protocol")
-        assert reply.message == f"this server speaks protocol 5, the client said {hello[2]!r}"
+        assert reply.message == f"this server speaks protocol 6, the client said {hello[2]!r}"
 
 
 def test_an_unknown_tag_is_named() -> None:
