@@ -101,7 +101,7 @@ def fill(directory: Path, records: int) -> None:
     store, _ = open_store(str(directory), device=0, capacity_bytes=disk_bytes_for(records), segment_bytes=SEGMENT_BYTES)
     arena = create_memfd("bench-recovery", BATCH * EXTENT_BYTES)
     engine = DiskEngine(
-        arena_fd=arena, arena_bytes=BATCH * EXTENT_BYTES, stores=[store], engine="auto", depth=64, hash_threads=1
+        arena_fd=arena, arena_bytes=BATCH * EXTENT_BYTES, stores=[store], engine="auto", depth=64, sum_threads=1
     )
     poll = select.poll()
     poll.register(engine.eventfd, select.POLLIN)

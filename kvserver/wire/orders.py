@@ -207,7 +207,8 @@ class Done(Frame, tag="done", frozen=True):
 # ---------------------------------------------------------------- disk mover → brain
 
 Fault = Literal["io", "checksum", "stale", "short", "cancelled"]
-"""io: the device failed. checksum: the bytes differ from those written. stale: another record is there. short: the
+"""io: the device failed. checksum: the bytes differ from those that were written, or, of a write, from those that an
+engine stored. stale: another record is there. short: the
 file ended. cancelled: the mover gave it up."""
 
 
@@ -230,6 +231,8 @@ class Moved(Frame, tag="moved", frozen=True):
     faults: list[ItemFault]
     io_ns: int
     """From its first I/O to its last."""
+    sums: bytes = b""
+    """Of a Promote: the sum of each record in the order of the order, packed u64; NO_SUM of one that failed."""
 
 
 class Noted(Frame, tag="noted", frozen=True):

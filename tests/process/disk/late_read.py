@@ -31,7 +31,7 @@ RECORD = DiskRecord(
 
 def engine_on(directory: str, arena: int, engine: Engine) -> DiskEngine:
     store, _ = open_store(directory, device=0, capacity_bytes=4 << 20, segment_bytes=1 << 20, engine=engine)
-    made = DiskEngine(arena_fd=arena, arena_bytes=ARENA_BYTES, stores=[store], engine=engine, depth=3, hash_threads=1)
+    made = DiskEngine(arena_fd=arena, arena_bytes=ARENA_BYTES, stores=[store], engine=engine, depth=3, sum_threads=1)
     made.arena_ready(ARENA_BYTES)
     return made
 

@@ -36,6 +36,7 @@ from tests.rigs.native_disk_rig import (
     outcomes_of,
     unpack,
 )
+from tests.rigs.slow_digest import ShardName, slow_digest
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -203,9 +204,9 @@ def test_a_file_of_that_name_that_is_not_ours_is_refused_and_left_alone(
     [
         ("fingerprint", "store has records of another kind"),
         ("segment", rf"segments of {SEGMENT_BYTES} bytes, expected disk_segment_bytes={SEGMENT_BYTES - BLOCK}: set"),
-        ("format", "store is of format 0, expected 2: use"),
+        ("format", "store is of format 7, expected 3: use"),
         ("damage", "store has damaged superblocks"),
-        ("headers' format", "headers is of format 0, expected 2: use"),
+        ("headers' format", "headers is of format 7, expected 3: use"),
         ("headers' damage", "headers has damaged superblocks"),
     ],
 )
@@ -225,7 +226,7 @@ def test_another_store_of_ours_is_refused_and_left_as_it_is(tmp_path: Path, what
     else:
         image = bytearray(path.read_bytes())
         for copy in (0, BLOCK):
-            image[copy + (8 if "format" in what else 30)] ^= 2
+            image[copy + (8 if "format" in what else 30)] ^= 4
         path.write_bytes(image)
     before = contents(tmp_path)
     with pytest.raises(ValueError, match=f"disk-foreign.*{says}.*move it away"):
@@ -570,7 +571,7 @@ def test_the_header_on_disk_is_as_documented(tmp_path: Path) -> None:
     image, headers = ((tmp_path / half).read_bytes() for half in HALVES)
     assert headers[:HEADS] == image[:HEADS]
     magic, version, block, segment_bytes = struct.unpack_from("<8sIIQ", image)
-    assert (magic, version, block, segment_bytes) == (b"\0KVDISK1", 2, BLOCK, SEGMENT_BYTES)
+    assert (magic, version, block, segment_bytes) == (b"\0KVDISK1", 3, BLOCK, SEGMENT_BYTES)
     store_id, fingerprint, seal = struct.unpack_from("<16s32sQ", image, 24)
     assert (fingerprint, seal) == (FINGERPRINT, xxh3(image[:72]))
     label = HEADS + TABLE_BYTES
@@ -582,7 +583,8 @@ def test_the_header_on_disk_is_as_documented(tmp_path: Path) -> None:
     assert found[:5] == (b"\0KVRECD1", store_id, fields[4], 1, 2)
     assert found[5:8] == (record.digest("namespace"), record.digest("key"), record.digest("parent"))
     assert found[8:14] == (77 % 5, 77 % 3, record.payload_bytes, 77 % 7, LARGE // BLOCK, 77)
-    assert found[14] == xxh3(record.payload)
+    name = ShardName(record.digest("namespace"), record.digest("key"), 77 % 5, 77 % 3)
+    assert found[14] == slow_digest(record.payload, name)
     assert found[17] == xxh3(headers[header : header + 184])
     assert image[HEADS + ROW_BYTES + 2 * LARGE :][: record.payload_bytes] == record.payload
     store.close()
