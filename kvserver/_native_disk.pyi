@@ -57,7 +57,8 @@ class DiskStore:
     A record is RECORD_BYTES packed little-endian, a Ledger's record and 16 bytes:
     arena_offset i64 | namespace 32s | key 32s | parent 32s | group u16 | shard u16 | payload_bytes u32 |
     tenant u32 | extent_bytes / SLOT_ALIGN u32 | generation u64 | sum u64 | extent i64 | device u32 | stored_s u32
-    arena_offset: -1 if there is none. sum: not read; recover() gives NO_DIGEST, and a read tells it. stored_s: time of the write in seconds since 1970, set by the engine.
+    arena_offset: -1 if there is none. sum: recover() gives NO_DIGEST, and no order needs it. stored_s: time of the
+    write in seconds since 1970, set by the engine.
     """
 
     RECORD_BYTES: int  # 152
@@ -175,7 +176,8 @@ class DiskEngine:
 
     COMPLETION_BYTES: int
     """Size of a packed completion (48): job u64 | item u32 | status u16 | errno u16 | payload_bytes u64 | wait_ns u64 |
-    io_ns u64 | sum u64. sum: of a payload that was read, else NO_DIGEST. item: index in the submitted list. wait_ns: before its first I/O, io_ns: from then on."""
+    io_ns u64 | sum u64. item: index in the submitted list. wait_ns: before its first I/O, io_ns: from then on. sum:
+    of a payload that was read, else NO_DIGEST."""
     DONE: int  # 0  write: payload and header are on the device. read: the bytes are right. withdraw: not found again
     IO_ERROR: int  # 1  the device said errno
     CHECKSUM: int  # 2  read: these are not the bytes that were written. write: not those that the ledger has the sum of
@@ -200,10 +202,10 @@ class DiskEngine:
         time, which keeps it open.
 
         depth: payloads under way at a device. registered_piece_bytes: size of the arena's pieces that are registered
-        with io_uring; slots that cross two pieces are copied all the same. ledger_fd, ledger_bytes: the ledger of the
-        arena and the arena_bytes it was made for. Without it, writes are not compared with anything. engine: "auto" takes io_uring where the
-        system allows it; `backend` has the choice and the reason. Raises ValueError("disk-engine: ...") if "uring" is
-        not available."""
+        with io_uring; slots that cross two pieces are copied all the same. ledger_fd, ledger_bytes: the arena's ledger
+        and the arena_bytes for which it was made; without it any bytes are written. engine: "auto" takes io_uring where
+        the system allows it; `backend` has the choice and the reason. Raises ValueError("disk-engine: ...") if "uring"
+        is not available."""
     @property
     def backend(self) -> str:
         """Description of the I/O, such as "io_uring, depth 32, O_DIRECT" or
@@ -219,9 +221,10 @@ class DiskEngine:
     def submit(self, job: int, kind: Literal["write", "read", "withdraw"], records: bytes) -> None:
         """Submits a job of several records.
 
-        write: copies the slot at arena_offset to the extent; the extent's old record is withdrawn before. The slot's
-        entry in the ledger is read in this call. read: copies the extent to the slot, if it holds exactly this record (namespace, key, group, shard, generation,
-        payload_bytes). withdraw: a later recover() does not find the record any more.
+        write: copies the slot at arena_offset to the extent; the extent's old record is withdrawn before. The ledger's
+        entry of the slot is read in this call. read: copies the extent to the slot, if it holds exactly this record
+        (namespace, key, group, shard, generation, payload_bytes). withdraw: a later recover() does not find the record
+        any more.
 
         Raises ValueError, without a completion, for an unknown device, an extent or slot out of range or not aligned, a
         payload larger than the extent or empty, a generation of 0, a job number in use, or more than a million items
