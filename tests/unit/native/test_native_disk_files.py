@@ -457,6 +457,128 @@ def test_bad_sizes_and_places_say_what_is_wrong(tmp_path: Path) -> None:
     assert DiskStore.extents_per_segment(SEGMENT_BYTES, 13 * BLOCK) == 0
 
 
+# ---------------------------------------------------------------- an older format
+
+
+def relabelled(path: Path, version: int, copies: tuple[int, ...] = (0, BLOCK)) -> None:
+    """Writes another format version into superblocks, with the seals that belong to it."""
+    image = bytearray(path.read_bytes())
+    for copy in copies:
+        struct.pack_into("<I", image, copy + 8, version)
+        struct.pack_into("<Q", image, copy + 72, xxh3(bytes(image[copy : copy + 72])))
+    path.write_bytes(image)
+
+
+def older_store(directory: Path, version: int = 2) -> None:
+    store_with(directory, filled())
+    for name in HALVES:
+        relabelled(directory / name, version)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_store_of_an_older_format_is_emptied_and_used_again(tmp_path: Path, version: int) -> None:
+    older_store(tmp_path, version)
+    before = (tmp_path / DiskStore.FILE).stat()
+    store = open_store(tmp_path)
+    assert (store.emptied_format, store.created, store.segments_cut) == (version, True, 0)
+    assert (tmp_path / DiskStore.FILE).stat().st_ino == before.st_ino, "there may be no room for another"
+    assert (store.recover(), store.damaged, store.unreadable) == (b"", 0, 0)
+    store.close()
+    store = open_store(tmp_path)
+    assert (store.emptied_format, store.created) == (0, False)
+    store.close()
+    assert kept(tmp_path) == {}
+    store_with(tmp_path, filled()[:2])
+    assert kept(tmp_path) == dict.fromkeys(filled()[:2], DONE)
+    assert sorted(os.listdir(tmp_path)) == sorted(HALVES)
+    assert all((tmp_path / name).stat().st_mode & 0o777 == 0o600 for name in HALVES)
+
+
+@pytest.mark.parametrize("segments", [1, 5])
+def test_an_older_store_takes_the_size_that_it_is_given(tmp_path: Path, segments: int) -> None:
+    """Also segments of another size: none of its own are left."""
+    older_store(tmp_path)
+    store = DiskStore(
+        str(tmp_path),
+        device=0,
+        capacity_bytes=4 * BLOCK + segments * 2 * SEGMENT_BYTES,
+        segment_bytes=2 * SEGMENT_BYTES,
+        fingerprint=FINGERPRINT,
+    )
+    assert (store.emptied_format, store.segments, store.segment_bytes) == (2, segments, 2 * SEGMENT_BYTES)
+    assert sum((tmp_path / name).stat().st_size for name in HALVES) == store.file_bytes
+    store.close()
+
+
+@pytest.mark.parametrize("left", ["missing", "empty", "damaged", "new", "one copy"])
+def test_an_older_store_is_emptied_whatever_its_headers_are(tmp_path: Path, left: str) -> None:
+    """new: a server was killed while it emptied the store. one copy: and it had begun with the last step."""
+    older_store(tmp_path)
+    headers = tmp_path / DiskStore.HEADERS
+    if left == "missing":
+        headers.unlink()
+    elif left == "empty":
+        os.truncate(headers, 0)
+    elif left == "damaged":
+        with headers.open("r+b") as file:
+            file.seek(30)
+            file.write(b"\xff" * 5)
+    else:
+        relabelled(headers, 3)
+    if left == "one copy":
+        with (tmp_path / DiskStore.FILE).open("r+b") as file:
+            file.seek(30)
+            file.write(b"\xff" * 5)
+    store = open_store(tmp_path)
+    assert (store.emptied_format, store.created) == (2, True)
+    store.close()
+    assert kept(tmp_path) == {}
+
+
+@pytest.mark.parametrize("why", ["newer", "damaged", "fingerprint", "owner", "headers not ours", "no room"])
+def test_another_store_is_not_emptied(tmp_path: Path, why: str) -> None:
+    older_store(tmp_path)
+    path = tmp_path / DiskStore.FILE
+    options = {"segments": 3}
+    says = "disk-foreign"
+    if why == "newer":
+        relabelled(path, 4)
+        says = "disk-foreign.*store is of format 4, expected 3: use the version that wrote it"
+    elif why == "damaged":
+        with path.open("r+b") as file:
+            for copy in (0, BLOCK):
+                file.seek(copy + 30)
+                file.write(b"\xff" * 5)
+        says = "disk-foreign.*damaged superblocks"
+    elif why == "fingerprint":
+        image = bytearray(path.read_bytes())
+        for copy in (0, BLOCK):
+            image[copy + 40] ^= 1
+        path.write_bytes(image)
+        relabelled(path, 2)
+        says = "disk-foreign.*records of another kind"
+    elif why == "owner":
+        path.chmod(0o604)
+        says = "disk-owner"
+    elif why == "headers not ours":
+        (tmp_path / DiskStore.HEADERS).write_bytes(b"precious" * 5000)
+        says = "disk-unknown"
+    else:
+        options, says = {"segments": 9}, "preallocating"
+    before = contents(tmp_path)
+    with files_at_most(HEADS + 3 * ROW_BYTES + BLOCK), pytest.raises((ValueError, OSError), match=says):
+        open_store(tmp_path, **options)
+    assert contents(tmp_path) == before
+
+
+def test_an_older_store_is_not_read_by_who_only_looks(tmp_path: Path) -> None:
+    older_store(tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(ValueError, match=r"disk-foreign.*of format 2 of an older release, expected 3"):
+        open_to_read(tmp_path)
+    assert contents(tmp_path) == before
+
+
 # ---------------------------------------------------------------- opened for reading
 
 
