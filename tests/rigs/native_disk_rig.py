@@ -4,11 +4,12 @@ import hashlib
 import os
 import random
 import select
+import struct
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from kvserver._native import DiskEngine, DiskFaults, DiskStore, digest_sum
+from kvserver._native import DiskEngine, DiskFaults, DiskStore, digest_sum, xxh3
 from kvserver.tiers.records import DISK_RECORD, NO_SUM
 from kvserver.transfer.disk import COMPLETION
 from tests.rigs.native_rig import WAIT_MS, Memory
@@ -99,6 +100,15 @@ def open_store(directory: Path, *, device: int = 0, segments: int = 3, faults: D
         fingerprint=FINGERPRINT,
         faults=faults,
     )
+
+
+def relabelled(path: Path, version: int) -> None:
+    """Writes another format version into superblocks, with the seals that belong to it."""
+    image = bytearray(path.read_bytes())
+    for copy in (0, BLOCK):
+        struct.pack_into("<I", image, copy + 8, version)
+        struct.pack_into("<Q", image, copy + 72, xxh3(bytes(image[copy : copy + 72])))
+    path.write_bytes(image)
 
 
 class Rig:

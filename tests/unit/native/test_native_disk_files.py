@@ -34,6 +34,7 @@ from tests.rigs.native_disk_rig import (
     kept,
     open_store,
     outcomes_of,
+    relabelled,
     unpack,
 )
 from tests.rigs.slow_digest import ShardName, slow_digest
@@ -458,15 +459,6 @@ def test_bad_sizes_and_places_say_what_is_wrong(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- an older format
-
-
-def relabelled(path: Path, version: int, copies: tuple[int, ...] = (0, BLOCK)) -> None:
-    """Writes another format version into superblocks, with the seals that belong to it."""
-    image = bytearray(path.read_bytes())
-    for copy in copies:
-        struct.pack_into("<I", image, copy + 8, version)
-        struct.pack_into("<Q", image, copy + 72, xxh3(bytes(image[copy : copy + 72])))
-    path.write_bytes(image)
 
 
 def older_store(directory: Path, version: int = 2) -> None:
