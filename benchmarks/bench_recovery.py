@@ -33,6 +33,7 @@ from kvserver.tiers.extents import extents_per_segment
 from kvserver.tiers.records import (
     DOCUMENT_FORMAT,
     NO_PARENT,
+    NO_SUM,
     DiskRecord,
     GroupDocument,
     NamespaceDocument,
@@ -89,6 +90,7 @@ def chains(records: int) -> Iterator[DiskRecord]:
             tenant=0,
             extent_bytes=EXTENT_BYTES,
             generation=number + 1,
+            sum=NO_SUM,
             offset=segment * SEGMENT_BYTES + position * EXTENT_BYTES,
             device=0,
             stored_s=0,

@@ -1,7 +1,7 @@
 // Copies records between the arena and the extents of stores, with one lane per device and separate threads for the
 // sums of payloads (base/digest.h).
 //
-// A payload gets its digest here, from the bytes in its slot. Where the ledger has another sum for the slot, the write
+// A payload gets its digest here, from the bytes in its slot. If the ledger has another sum for the slot, the write
 // ends as CHECKSUM and no header is written. A read compares what it brought with the digest in the header.
 //
 // Threads: one thread calls the methods (the mover's loop). No call waits for a device, except close().

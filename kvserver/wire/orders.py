@@ -232,7 +232,8 @@ class Moved(Frame, tag="moved", frozen=True):
     io_ns: int
     """From its first I/O to its last."""
     sums: bytes = b""
-    """Of a Promote: the sum of each record in the order of the order, packed u64; NO_SUM of one that failed."""
+    """For a Promote: the sum of each record, packed u64, in the order of its records; NO_SUM for one that failed.
+    Empty for a Demote."""
 
 
 class Noted(Frame, tag="noted", frozen=True):

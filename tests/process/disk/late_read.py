@@ -6,7 +6,7 @@ It prints "ready", starts the read when it receives a line, prints "reading", an
 
 import sys
 
-from kvserver.tiers.records import DiskRecord, pack_disk
+from kvserver.tiers.records import NO_SUM, DiskRecord, pack_disk
 from kvserver.transfer.disk import Engine, open_store
 from kvserver.transfer.native import DiskEngine
 
@@ -23,6 +23,7 @@ RECORD = DiskRecord(
     tenant=0,
     extent_bytes=PAYLOAD_BYTES,
     generation=1,
+    sum=NO_SUM,
     offset=0,
     device=0,
     stored_s=0,

@@ -235,7 +235,7 @@ def test_a_payload_that_changed_on_the_device_is_not_read_as_right(tmp_path: Pat
 
 @pytest.mark.parametrize("size", ODD_SIZES)
 def test_the_bytes_of_another_record_are_not_read_as_right(tmp_path: Path, size: int) -> None:
-    """Of an older generation of the key, and of another key: whole payloads, each of them once right."""
+    """Whole payloads, each of them once right: of an older generation of the key, and of another key."""
     device = Device(tmp_path)
     one, older_one = Shard(payload(size), generation=9), Shard(payload(size, 2), generation=4, position=1)
     other = Shard(payload(size, 3), key=b"o" * 32, generation=5, position=2)
@@ -292,7 +292,7 @@ def test_a_header_with_a_number_that_is_no_digest_is_damaged(tmp_path: Path, dig
 
 
 def test_a_slot_that_holds_another_payload_than_the_order_says_gets_no_header(device: Device) -> None:
-    """Of another key, of another length, or none at all."""
+    """Another key's, one of another length, or none at all."""
     shard = Shard(payload(4097))
     device.lay(shard._replace(key=b"o" * 32), 0)
     assert device.write(shard) == CHECKSUM
