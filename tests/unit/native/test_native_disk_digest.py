@@ -8,7 +8,7 @@ import random
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -139,7 +139,7 @@ def read_after_a_restart(directory: Path, shard: Shard) -> int:
     return outcome
 
 
-def unpacked(records: bytes) -> Iterator[tuple[int, ...]]:
+def unpacked(records: bytes) -> Iterator[tuple[Any, ...]]:
     return DISK_RECORD.iter_unpack(records)
 
 
