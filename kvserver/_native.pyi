@@ -199,8 +199,8 @@ Runs = Sequence[tuple[int, int, int, int, int, int]]
 Groups = Sequence[tuple[int, int, Runs]]
 """For each group: (blocks_per_chunk, blocks, runs)."""
 CopyGroups = Sequence[tuple[int, int, bytes, bytes, bytes]]
-"""Fields of transfer.native.CopyGroup in order: group, first_block, block_ids (packed int32), slots (packed int64), sums
-(packed u64)."""
+"""Fields of transfer.native.CopyGroup in order: group, first_block, block_ids (packed int32), slots (packed int64),
+sums (packed u64)."""
 JobMode = Literal["direct", "staged", "server-gather"]
 Status = Literal["done", "abandoned", "failed", "invalid", "unmapped", "mapped", "refused", "broken"]
 Completion = tuple[int, Status, int, int, str, str, JobMode, bytes, list[int]]
@@ -501,6 +501,7 @@ class DeviceEngine:
         generation: int,
         groups: CopyGroups,
         mode: str,
+        digests: bool = False,
     ) -> None:
         """Submits a job. mode: that of the registered cache; raises ValueError for "staged" without staging.
 

@@ -201,8 +201,8 @@ std::vector<CopyTuples> plan_pieces(const GroupTuples& groups, const CopyGroupTu
         end = plan.piece_end(begin, bytes_max, pages_max);
         plan.expand(begin, end, copies);
         CopyTuples& tuples = pieces.emplace_back();
-        for (const auto& [buffer, buffer_offset, arena_offset, bytes] : copies) {
-            tuples.emplace_back(buffer, buffer_offset, arena_offset, bytes);
+        for (const PageCopy& copy : copies) {
+            tuples.emplace_back(copy.buffer, copy.buffer_offset, copy.arena_offset, copy.bytes);
         }
     }
     return pieces;

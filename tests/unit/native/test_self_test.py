@@ -65,7 +65,7 @@ class FailsRetrieves(Faulty):
     def submit(self, *arguments: Any) -> None:
         *others, groups = arguments
         if arguments[1] == "retrieve":
-            groups = [(group, first, b"\xff" * len(ids), slots) for group, first, ids, slots in groups]
+            groups = [(group, first, b"\xff" * len(ids), *rest) for group, first, ids, *rest in groups]
         self._engine.submit(*others, groups)
 
 
