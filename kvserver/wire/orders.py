@@ -211,7 +211,8 @@ class Done(Frame, tag="done", frozen=True):
 # ---------------------------------------------------------------- disk mover → brain
 
 Fault = Literal["io", "checksum", "stale", "short", "cancelled"]
-"""io: the device failed. checksum: the bytes differ from those written. stale: another record is there. short: the
+"""io: the device failed. checksum: the bytes differ from those that were written, or, of a write, from those that an
+engine stored. stale: another record is there. short: the
 file ended. cancelled: the mover gave it up."""
 
 
@@ -235,7 +236,8 @@ class Moved(Frame, tag="moved", frozen=True):
     io_ns: int
     """From its first I/O to its last."""
     sums: bytes = b""
-    """Of a Promote: the sum of each record's payload, packed u64. NO_SUM for faults."""
+    """For a Promote: the sum of each record, packed u64, in the order of its records; NO_SUM for one that failed.
+    Empty for a Demote."""
 
 
 class Noted(Frame, tag="noted", frozen=True):
