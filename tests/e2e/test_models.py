@@ -238,7 +238,7 @@ def test_what_a_server_that_was_killed_has_on_disk_comes_back(
 
 def is_on_disk(server: Server) -> bool:
     status = server.status()
-    return 0 < status.arena.used_bytes == status.clean_bytes
+    return status.chunks_on_disk > 0 and status.arena.used_bytes == status.clean_bytes
 
 
 def cached_tokens(engine: Engine, seed: int, tokens: int) -> int:
