@@ -506,3 +506,11 @@ def test_unexpected_error_in_the_clients_thread_is_a_miss_and_a_new_session(
         at.fake.wait_for(wire.Hello, 3)
         at.connected_again(3)
         assert start_store(at).result(WAIT_S).chunks == 2
+
+
+def test_a_retrieve_with_wrong_bytes_tells_how_many_chunks_are_right(tmp_path: Path) -> None:
+    with rig(tmp_path) as at:
+        future, request = held_retrieve(at)
+        at.fake.set_word(request, FAILED)
+        at.fake.answer(request, wire.Retrieved(request.id, 0, 1))
+        assert future.result(WAIT_S) == RetrieveResult(False, 0, "digest", 1)
