@@ -198,7 +198,7 @@ class Rig:
             self._generations[word] = self._board.begin(word)
         ids = b"".join(block.to_bytes(4, "little") for block in range(chunks * PER_CHUNK))
         slots = b"".join((chunk * SLAB_BYTES // 4).to_bytes(8, "little") for chunk in range(chunks))
-        self._engine.submit(job, kind, cache, word, self._generations[word], [(0, 0, ids, slots)], mode)
+        self._engine.submit(job, kind, cache, word, self._generations[word], [(0, 0, ids, slots, b"")], mode)
 
     def share_word(self, job: int, other: int) -> None:
         """The job will be submitted on the word and the generation of the other one."""
@@ -255,7 +255,7 @@ class Rig:
             if time.monotonic() >= deadline_s:
                 return False
             self._rings[cache].sleep(10)
-        segment, sequence, self._job, _ = asked
+        segment, sequence, self._job, *_ = asked
         self._taken.setdefault((cache, lane), []).append((segment, sequence))
         return True
 

@@ -99,7 +99,7 @@ def test_a_segment_goes_round(other: OtherProcess) -> None:
         assert peer.ask(STORE, 2, 41 + sequence, [STRETCH])
         assert peer.state(STORE, 2) == ASKED
         assert other.does("take 1") == "None"
-        assert other.does("take 0") == str((2, sequence, 41 + sequence, pack_stretches([STRETCH])))
+        assert other.does("take 0") == str((2, sequence, 41 + sequence, 0, pack_stretches([STRETCH])))
         assert peer.state(STORE, 2) == TAKEN
         other.does(f"done 0 2 {sequence}")
         assert peer.state(STORE, 2) == DONE
