@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 from kvserver import _native
 from kvserver.transfer.native import FAILED, NO_DIGEST, SLOT_ALIGN, Completion, digest_sum
 from tests.device.mover_rig import ARENA_BYTES, NEVER, SEGMENT_BYTES, SESSION, SLAB_BYTES, Half, Rig, main
-from tests.device.simulated import Machine
 from tests.gpu.plain_driver import PlainDriver
 from tests.process.harness import WAIT_S, until
 from tests.rigs.oracle_plan import SKIP, CopyGroup, Group, Run
@@ -97,9 +96,7 @@ class Client:
         self._driver = PlainDriver(vendor, library)
         self._base = self._driver.alloc(POOL_BYTES)
         self._folder = tempfile.TemporaryDirectory()
-        self._copier = _native.StagedCopier(
-            vendor, library, 0, SEGMENT_BYTES, SHARD_BYTES_MAX, "", self._folder.name
-        )
+        self._copier = _native.StagedCopier(vendor, library, 0, SEGMENT_BYTES, SHARD_BYTES_MAX, "", self._folder.name)
         self._played: _native.RingOwner | None = None
 
     def pool(self) -> tuple[str, int, int]:
@@ -163,9 +160,10 @@ class DigestRig(Rig):
         if brought is not None:
             os.close(brought[2])
 
-    def begin(self, job: int, kind: Any, cache: int, copies: Any, mode: str, digests: bool) -> None:
+    def begin(self, job: int, kind: Any, cache: int, copies: Any, how: tuple[str, bool]) -> None:
+        """how: the mode, and whether with digests."""
         self._generations[job] = self._board.begin(job)
-        self._engine.submit(job, kind, cache, job, self._generations[job], copies, mode, digests)
+        self._engine.submit(job, kind, cache, job, self._generations[job], copies, *how)
 
     def end(self, job: int) -> tuple[Any, int]:
         """The completion of the only job, and the state of its word."""
@@ -242,7 +240,7 @@ class Scene:
 
     def begin(self, kind: str, copies: list[CopyGroup], *, digests: bool = True) -> None:
         packed = [copy.packed() for copy in copies]
-        self.mover.half.call("begin", self.JOB, kind, self.mover.caches, packed, self.mode, digests)
+        self.mover.half.call("begin", self.JOB, kind, self.mover.caches, packed, (self.mode, digests))
 
     def end(self) -> End:
         raw, word = self.mover.half.call("end", self.JOB)
@@ -320,7 +318,7 @@ class Scene:
             sums[nth] = (sums[nth] + self.rng.choice((1, PRIME - 1, self.rng.randrange(1, PRIME)))) % PRIME
             copies = with_sums(stored, sums)
         else:
-            plant(what, self.arena, self.rng, shards, nth, before)
+            self._plant(what, shards, nth, before)
             now = self.arena[:used]
             expected = [at for at, (slot, size) in enumerate(shards) if now[slot:][:size] != kept[slot:][:size]]
             if not expected:  # those bytes were there already
@@ -331,36 +329,32 @@ class Scene:
         finally:
             self.arena[:used] = kept
 
+    def _plant(self, what: str, shards: list[tuple[int, int]], nth: int, before: bytes) -> None:
+        """Changes bytes of a shard in the arena."""
+        arena, rng, (slot, size) = self.arena, self.rng, shards[nth]
+        at = rng.randrange(size)
+        match what:
+            case "flipped bit":
+                arena[slot + at] ^= 1 << rng.randrange(8)
+            case "swapped pages":
+                page = max(1, min(size // 2, rng.choice((1, 16, 66, 132, 2048, 4096))))
+                places = rng.sample(range(size // page), 2) if size // page > 1 else (0, 0)
+                one, other = (slice(slot + place * page, slot + (place + 1) * page) for place in places)
+                arena[one], arena[other] = arena[other], arena[one]
+            case "zeros":
+                length = rng.randint(1, size - at)
+                arena[slot + at : slot + at + length] = bytes(length)
+            case "cut":
+                arena[slot + at : slot + size] = before[slot + at : slot + size]
+            case "older generation":
+                arena[slot : slot + size] = before[slot : slot + size]
+            case "another key":
+                other_slot, other_size = rng.choice(shards)
+                length = min(size, other_size)
+                arena[slot : slot + length] = arena[other_slot : other_slot + length]
+
 
 ERRORS = ("flipped bit", "swapped pages", "zeros", "cut", "older generation", "another key", "wrong sum")
-
-
-def plant(
-    what: str, arena: mmap.mmap, rng: random.Random, shards: list[tuple[int, int]], nth: int, before: bytes
-) -> None:
-    """Changes bytes of a shard in the arena."""
-    slot, size = shards[nth]
-    at = rng.randrange(size)
-    length = rng.randint(1, size - at)
-    if what == "flipped bit":
-        arena[slot + at] ^= 1 << rng.randrange(8)
-    elif what == "swapped pages":
-        page = max(1, min(size // 2, rng.choice((1, 16, 66, 132, 2048, 4096))))
-        one, other = rng.sample(range(size // page), 2) if size // page > 1 else (0, 0)
-        first, second = slot + one * page, slot + other * page
-        arena[first : first + page], arena[second : second + page] = (
-            arena[second : second + page],
-            arena[first : first + page],
-        )
-    elif what == "zeros":
-        arena[slot + at : slot + at + length] = bytes(length)
-    elif what == "cut":
-        arena[slot + at : slot + size] = before[slot + at : slot + size]
-    elif what == "older generation":
-        arena[slot : slot + size] = before[slot : slot + size]
-    elif what == "another key":
-        other_slot, other_size = rng.choice(shards)
-        arena[slot : slot + min(size, other_size)] = arena[other_slot : other_slot + min(size, other_size)]
 
 
 def with_sums(copies: list[CopyGroup], sums: list[int]) -> list[CopyGroup]:
@@ -462,9 +456,7 @@ def _in_part(scene: Scene, copies: list[CopyGroup], planted: Planted) -> tuple[l
                 first = scene.rng.randrange(per_chunk)
                 count = scene.rng.randint(1, per_chunk - first)
                 ids = copy.block_ids[chunk * per_chunk + first :][:count]
-                parts.append(
-                    CopyGroup(copy.group, chunk * per_chunk + first, ids, (slot,), (copy.sums[chunk],))
-                )
+                parts.append(CopyGroup(copy.group, chunk * per_chunk + first, ids, (slot,), (copy.sums[chunk],)))
                 wrong.append(len(wrong))
             at += 1
     return parts, Planted(planted.what, wrong)

@@ -1,8 +1,9 @@
-"""Device jobs with digests: their sums are right in every mode, and no error between engine and arena goes unnoticed."""
+"""Device jobs with digests: sums are right in every mode, and no error between engine and arena goes unnoticed."""
 
 from array import array
 from collections import Counter
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import pytest
 
@@ -156,32 +157,43 @@ def test_a_store_whose_client_says_impossible_sums_fails(halves: Halves, mode: s
 
 # ---------------------------------------------------------------- a device that makes mistakes
 
+
+class Mistake(NamedTuple):
+    mode: str
+    where: str
+    """The process in which it happens."""
+    operation: str
+    """Of a stream; `skip` of them pass before."""
+    skip: int
+
+
 MISTAKES = [
-    *(("staged", kind, "client", "run:kernel", skip) for kind in ("store", "retrieve") for skip in (0, 1)),
-    *(("staged", kind, "mover", "run:copy", 0) for kind in ("store", "retrieve")),
-    *(("staged", kind, "client", "run:copy", 0) for kind in ("store", "retrieve")),
-    *(("server-gather", kind, "mover", "run:kernel", skip) for kind in ("store", "retrieve") for skip in (0, 1)),
-    *(("server-gather", kind, "mover", "run:copy", skip) for kind in ("store", "retrieve") for skip in (0, 1)),
-    *(("direct with a ring", kind, "client", "run:kernel", 0) for kind in ("store", "retrieve")),
-    *(("direct with a ring", kind, "mover", "run:copy", 0) for kind in ("store", "retrieve")),
-    *(("direct", kind, "mover", "run:kernel", 0) for kind in ("store", "retrieve")),
-    *(("direct", kind, "mover", "run:copy", skip) for kind in ("store", "retrieve") for skip in (0, 1)),
+    *(Mistake("staged", "client", "run:kernel", skip) for skip in (0, 1)),
+    Mistake("staged", "client", "run:copy", 0),
+    Mistake("staged", "mover", "run:copy", 0),
+    *(
+        Mistake("server-gather", "mover", operation, skip)
+        for operation in ("run:kernel", "run:copy")
+        for skip in (0, 1)
+    ),
+    Mistake("direct with a ring", "client", "run:kernel", 0),
+    Mistake("direct with a ring", "mover", "run:copy", 0),
+    Mistake("direct", "mover", "run:kernel", 0),
+    *(Mistake("direct", "mover", "run:copy", skip) for skip in (0, 1)),
 ]
-"""(mode, the job in which it happens, in which process, the operation of a stream, how many pass before)"""
 
 
-@pytest.mark.parametrize(("mode", "kind", "where", "operation", "skip"), MISTAKES)
-def test_a_mistake_of_the_device_is_noticed(
-    halves: Halves, mode: str, kind: str, where: str, operation: str, skip: int
-) -> None:
+@pytest.mark.parametrize("kind", ["store", "retrieve"])
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_of_the_device_is_noticed(halves: Halves, mistake: Mistake, kind: str) -> None:
     """A copy or a kernel writes one wrong byte: into pages, staging, the arena, or the sums themselves."""
-    with Scene(halves, mode, "register", 6) as scene:
-        pid = halves.client.pid if where == "client" else scene.mover.half.pid
+    with Scene(halves, mistake.mode, "register", 6) as scene:
+        pid = halves.client.pid if mistake.where == "client" else scene.mover.half.pid
         copies = scene.whole()
         good = scene.store(copies)
 
         def mistaken(job: str, brought: list[CopyGroup]) -> list[int]:
-            with halves.machine.rule(operation, CORRUPT, pid=pid, skip=skip, times=1) as rule:
+            with halves.machine.rule(mistake.operation, CORRUPT, pid=pid, skip=mistake.skip, times=1) as rule:
                 end = scene.run(job, brought)
                 assert rule.met(), "it happened"
             if job == "store" and end.status == "done":
@@ -194,7 +206,7 @@ def test_a_mistake_of_the_device_is_noticed(
         elif sums := mistaken("store", copies):
             wrong = [at for at, right in enumerate(scene.sums_of(copies)) if right != sums[at]]
             assert wrong
-            scene.fails(with_sums(copies, sums), Planted(operation, wrong))
+            scene.fails(with_sums(copies, sums), Planted(mistake.operation, wrong))
         for _ in range(SEGMENTS):  # a number that was read wrong makes the next pass of its segment wrong as well
             scene.run("store", copies)
             scene.run("retrieve", good)
