@@ -106,6 +106,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         "is missing. Empty: "
         "/var/cache/kvserver for root, else kvserver in $XDG_CACHE_HOME or ~/.cache.",
     ] = ""
+    digests: Annotated[
+        Literal["on", "off"],
+        "on: each chunk that is loaded is compared with what an engine stored, by a sum over its bytes "
+        "(docs/digest.md). off: bytes that changed in memory are delivered as right.",
+    ] = "on"
     eviction_policy: Annotated[
         Literal["lru", "arc"],
         "What leaves DRAM first. lru: what was used longest ago. arc: what came once may have less room than what "

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+
 import msgspec
 
 from kvserver.config.config import Config

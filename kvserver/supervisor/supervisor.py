@@ -91,6 +91,8 @@ def run(config: Config) -> int:
         logs.event(logging.INFO, "disk directory made", ("path", directory), ("file_system", file_system))
     raise_limit()
     share(config, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    if config.digests == "off":
+        logs.event(logging.WARNING, "digests off", ("why", "digests=off in the configuration"))
     files = ArenaFiles(config) if config.arena_path else None
     held = hold(config, manager, files)
     grower, placement = _grow(config, held.arena)

@@ -53,6 +53,7 @@ __all__ = [
     "FAILED",
     "FREE",
     "LIVE",
+    "NO_DIGEST",
     "SLOT_ALIGN",
     "SUBMITTED",
     "ArenaGrower",
@@ -69,7 +70,6 @@ __all__ = [
     "JobMode",
     "Ledger",
     "Measured",
-    "NO_DIGEST",
     "Pattern",
     "RecoveryOrder",
     "Run",
@@ -94,6 +94,9 @@ JobMode = Literal["direct", "staged", "server-gather"]
 """How the bytes of a job went; "direct" on the host."""
 
 Status = Literal["done", "abandoned", "failed", "invalid", "unmapped", "mapped", "refused", "broken"]
+
+
+Packed = bytes
 
 
 class Run(NamedTuple):
@@ -140,7 +143,7 @@ class Completion(NamedTuple):
     code: str
     message: str
     mode: JobMode
-    sums: bytes
+    sums: Packed
     """With digests, of a store: the sum of each shard with a slot, packed u64, in the order of groups and slots."""
     wrong: list[int]
     """Of a retrieve that failed as "digest": the shards whose bytes are not those that were stored, in that order."""
@@ -177,8 +180,8 @@ def groups(order: MapCache) -> list[Group]:
 
 
 def copy_groups(order: Copy) -> list[CopyGroup]:
-    """The groups of a job."""
-    return [CopyGroup._make(astuple(group)) for group in order.groups]
+    """The groups of a job, without sums."""
+    return [CopyGroup(group.group, group.first_block, group.block_ids, group.slots) for group in order.groups]
 
 
 def pack_block_ids(block_ids: Iterable[int]) -> bytes:

@@ -17,6 +17,8 @@ WARNING_FACT = "warning"
 """Last word in the name of a fact in Ready that a person on call should see."""
 
 JobKind = Literal["store", "retrieve"]
+Packed = bytes
+"""Numbers, packed; a name of its own where a field is called bytes."""
 MoverKind = DeviceKind | Literal["disk"]
 
 # ---------------------------------------------------------------- brain → mover
@@ -196,12 +198,14 @@ class Done(Frame, tag="done", frozen=True):
     message: str
     mode: Mode
     """The way the bytes moved. The mover chooses among the modes of the cache's registration. host: direct."""
-    sums: bytes = b""
+    sums: Packed = b""
     """Of a store: the sum of each shard with a slot, packed u64, in the order of the order's groups and their slots.
     Empty: without digests."""
-    wrong: list[int] = []
+    wrong: tuple[int, ...] = ()
     """Of a retrieve that failed as "digest": the first shards whose bytes are not those that were stored, numbered in
     that order."""
+    unverified: int = 0
+    """Shards of a retrieve that were not compared, because nobody summed them when they were stored."""
 
 
 # ---------------------------------------------------------------- disk mover → brain
@@ -230,6 +234,8 @@ class Moved(Frame, tag="moved", frozen=True):
     faults: list[ItemFault]
     io_ns: int
     """From its first I/O to its last."""
+    sums: bytes = b""
+    """Of a Promote: the sum of each record's payload, packed u64. NO_SUM for faults."""
 
 
 class Noted(Frame, tag="noted", frozen=True):

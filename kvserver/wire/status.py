@@ -223,6 +223,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Empty without quotas."""
     arc: ArcStatus | None = None
     """None under eviction_policy = "lru"."""
+    digests: Literal["on", "off"] = "on"
+    """Whether what is loaded is compared with what was stored."""
     namespaces: int
     chunks: int
     """Chunks that the index holds, sealed or being stored."""

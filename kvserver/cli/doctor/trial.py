@@ -29,7 +29,7 @@ ROUNDS = 4
 WAIT_S = 20.0
 SESSION, CACHE, WORD = 1, 1, 0
 
-Completion = tuple[int, str, int, int, str, str, str]
+Completion = tuple[int, str, int, int, str, str, str, bytes, list[int]]
 Verb = Literal["store", "retrieve"]
 
 
@@ -109,7 +109,8 @@ class _Mover:
         slots = range(0, len(ids) // BLOCKS_PER_CHUNK * CHUNK_BYTES, CHUNK_BYTES)
         packed = [b"".join(each.to_bytes(size, "little") for each in row) for size, row in ((4, ids), (8, slots))]
         generation = self._board.begin(WORD)
-        self._engine.submit(self._jobs, verb, CACHE, WORD, generation, [(0, 0, packed[0], packed[1])], "server-gather")
+        groups = [(0, 0, packed[0], packed[1], b"")]
+        self._engine.submit(self._jobs, verb, CACHE, WORD, generation, groups, "server-gather")
         return self._completion("done")
 
     def _completion(self, wanted: str) -> Completion:

@@ -6,10 +6,11 @@ answer what DRAM can serve, and nothing waits for it. Chunks on disk stay in the
 """
 
 import logging
+from array import array
 
 from kvserver.service.disk import drain, read_room, reads, recovery, segments, writes
 from kvserver.service.holdings.place_owners import DiskJob
-from kvserver.service.requests import movers
+from kvserver.service.requests import mismatches, movers
 from kvserver.service.state.chunk_waits import mover_lost
 from kvserver.service.state.core import MILLISECOND_NS, Core
 from kvserver.service.state.devices import Device
@@ -165,11 +166,19 @@ def _moved(core: Core, tier: DiskTier, job: DiskJob, moved: Moved, now_ns: int) 
         device.placement.faulted()
     if device.job_ended(failed=any(fault.fault in ("io", "short") for fault in moved.faults)):
         core.log("disk fails", *device.fields, ("why", device.problem), level=logging.ERROR)
+    bad = [job.parts[fault.item] for fault in moved.faults if fault.fault == "checksum"]
+    tier_of_bytes: mismatches.Tier = "dram" if job.kind == "write" else "disk"
+    mode = "demote" if job.kind == "write" else "promote"
+    for part in bad:
+        group = job.space.parts[part].group
+        mismatches.tell(core, job.space, job.node, group, tier=tier_of_bytes, device=str(job.device), mode=mode)
     if job.kind == "write":
         writes.ended(core, tier, job, kept=not moved.faults, now_ns=now_ns)
+        if bad:
+            mismatches.drop(core, job.space, job.node, now_ns)
     else:
         wrong = {job.parts[fault.item] for fault in moved.faults}
-        reads.ended(core, tier, job, wrong, now_ns, lost=True)
+        reads.ended(core, tier, job, wrong, now_ns, lost=True, sums=array("Q", moved.sums))
 
 
 def _device_is(core: Core, tier: DiskTier, report: DeviceIs) -> None:

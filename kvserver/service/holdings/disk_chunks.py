@@ -25,7 +25,7 @@ from kvserver.service.holdings.disk_eviction import DiskRoom, device_of
 from kvserver.service.holdings.place_owners import DiskJob, ExtentOwner
 from kvserver.service.telling.counters import Counters
 from kvserver.tiers.extents import Extents, place_of
-from kvserver.tiers.records import NO_PARENT, DiskRecord, pack_disk
+from kvserver.tiers.records import NO_PARENT, NO_SUM, DiskRecord, pack_disk
 from kvserver.tiers.slots import SlotPool
 from kvserver.wire.orders import DISK_ITEMS_MAX
 
@@ -175,9 +175,9 @@ class DiskChunks:
         self._began(job)
         return True
 
-    def end_read(self, job: DiskJob, wrong: set[int]) -> None:
+    def end_read(self, job: DiskJob, wrong: set[int], sums: Sequence[int]) -> None:
         """Ends a read: groups that were read whole are in DRAM from now on. wrong: parts whose bytes are not in their
-        slots."""
+        slots. sums: of the payload of each part of the job; empty if all are wrong."""
         space, node = job.space, job.node
         self._ended(job)
         lives = node.state == READY and self._lives(space)
@@ -185,11 +185,11 @@ class DiskChunks:
         in_dram = node.in_dram
         bad = {space.parts[part].group for part in wrong}
         self._chunks.count(space, node, -1)
-        for part, slot in zip(job.parts, job.slots, strict=True):
+        for index, (part, slot) in enumerate(zip(job.parts, job.slots, strict=True)):
             if lives and space.parts[part].group not in bad:
                 slots[part] = slot
                 self._chunks.pool.hand_over(slot, node)
-                self._chunks.record(space, node, part, slot)
+                self._chunks.record(space, node, part, slot, sums[index])
                 in_dram |= 1 << space.parts[part].group
             else:
                 self._chunks.pool.free(slot)
@@ -381,6 +381,7 @@ def records_of(job: DiskJob) -> bytes:
                     tenant=node.tenant,
                     extent_bytes=shape.slot_bytes,
                     generation=job.generation,
+                    sum=NO_SUM,
                     offset=place.offset,
                     device=place.device,
                     stored_s=0,

@@ -72,7 +72,7 @@ def test_requests_and_replies_have_different_tags() -> None:
     for _, golden in REPLIES:
         assert refusal(golden).code == "frame"
     for _, golden in REQUESTS:
-        with pytest.raises(RequestError, match="not a reply of protocol 5"):
+        with pytest.raises(RequestError, match="not a reply of protocol 6"):
             decode_reply(golden)
 
 
@@ -87,7 +87,7 @@ def test_the_longest_orders_fit_one_message() -> None:
     mapping = orders.MapCache(HUGE, HUGE, HUGE, buffers, [group] * GROUPS_MAX, "server-gather", "dmabuf", [staging])
     assert len(orders.encode(mapping)) <= orders.ORDER_BYTES_MAX
     chunks = PLACES_MAX // 3 // GROUPS_MAX
-    copied = orders.CopyGroup(HUGE, HUGE, bytes(4 * chunks), bytes(8 * chunks))
+    copied = orders.CopyGroup(HUGE, HUGE, bytes(4 * chunks), bytes(8 * chunks), bytes(8))
     copy = orders.Copy(HUGE, "retrieve", HUGE, HUGE, HUGE, "server-gather", [copied] * GROUPS_MAX)
     assert 390_000 < len(orders.encode(copy)) <= orders.ORDER_BYTES_MAX
 
