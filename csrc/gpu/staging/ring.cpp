@@ -165,6 +165,10 @@ bool RingPeer::ask(uint32_t lane, uint32_t segment, uint64_t job, SegmentWork wo
     cell.list_bytes.store(pack_stretches(stretches, {memory_.list(lane, segment), LIST_BYTES}));
     cell.fault.store(0);
     cell.work.store(work);
+    if (work != SegmentWork::COPY) {
+        // A client that writes no sums shall not end with those of a segment before.
+        std::fill_n(memory_.sums(lane, segment), stretches.size(), DigestSum{NO_DIGEST, 0});
+    }
     if (!swap(cell, sequence, SegmentState::EMPTY, pack(sequence, SegmentState::ASKED))) return false;
     RingHeader& header = memory_.header();
     header.bell.fetch_add(1);

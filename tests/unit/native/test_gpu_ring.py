@@ -267,6 +267,10 @@ def test_sums_come_back_with_the_end() -> None:
         assert peer.sums(RETRIEVE, 4, 2) == sums, "any numbers: whoever asked judges them"
         assert peer.sums(RETRIEVE, 5, 1) == bytes(16), "of the next segment"
         peer.recycle(RETRIEVE, 4)
+    peer.ask(RETRIEVE, 4, 1, [STRETCH, STRETCH], 1)
+    owner.take(RETRIEVE)
+    owner.done(RETRIEVE, 4, 2)
+    assert peer.sums(RETRIEVE, 4, 2) == array("Q", [2**64 - 1, 0] * 2).tobytes(), "none of an earlier ask"
 
 
 def test_a_file_that_is_no_ring_is_refused() -> None:
