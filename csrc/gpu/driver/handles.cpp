@@ -35,10 +35,8 @@ void DeviceMemory::fill(std::span<const std::byte> bytes) const {
     const PinnedMemory source(driver(), bytes.size());
     std::ranges::copy(bytes, source.data());
     const Stream stream(driver(), /*high_priority=*/false);
-    Event event(driver());
     driver().copy(Way::TO_DEVICE, source.data(), address(), bytes.size(), stream.get());
-    event.record(stream);
-    while (!event.done()) std::this_thread::sleep_for(std::chrono::microseconds(20));
+    while (!driver().stream_done(stream.get())) std::this_thread::sleep_for(std::chrono::microseconds(20));
 }
 
 }  // namespace kv::gpu

@@ -14,9 +14,10 @@ namespace {
 // Bytes of one task of a direct job, and the number of tasks under way.
 constexpr uint64_t STRETCH_BYTES_MAX = 16 << 20;
 constexpr uint64_t STRETCH_COPIES = 4096;
-constexpr size_t STRETCHES_UNDER_WAY = 3;
+constexpr std::ptrdiff_t STRETCHES_UNDER_WAY_MAX = 3;
 // What the pump's thread sums between two looks at all jobs: about 100 us.
 constexpr uint64_t REST_BYTES_MAX = 1 << 20;
+constexpr int RESTS_MAX = 1024;
 
 // Adjacent slots become one copy: a copy engine needs about 2 us between two copies, as long as for 100 KiB.
 void append(std::vector<LinkCopy>& copies, const LinkCopy& next) {
@@ -151,7 +152,8 @@ bool DeviceJob::copying() const {
 bool DeviceJob::launch(bool alone) { return plan_ ? launch_stretch() : launch_segment(alone); }
 
 bool DeviceJob::launch_stretch() {
-    if (flights_.size() >= STRETCHES_UNDER_WAY) return false;
+    const auto is_stretch = [](const Flight& flight) { return flight.parts.empty(); };
+    if (std::ranges::count_if(flights_, is_stretch) == STRETCHES_UNDER_WAY_MAX) return false;
     const uint64_t end = std::min(next_ + stretch_bytes_, plan_->bytes());
     std::vector<PageCopy> pages;
     plan_->expand(next_, end, pages);
@@ -203,7 +205,8 @@ bool DeviceJob::launch_pass() {
 // Sums some bytes of a direct job that are in none of its blocks. True: there may be more.
 bool DeviceJob::add_rest() {
     if (next_rest_ == rests_.size() || !reached_) return false;
-    for (uint64_t room = REST_BYTES_MAX; room > 0 && next_rest_ < rests_.size();) {
+    uint64_t room = REST_BYTES_MAX;
+    for (int count = 0; count < RESTS_MAX && room > 0 && next_rest_ < rests_.size(); ++count) {
         ShardRest& rest = rests_[next_rest_];
         const uint64_t bytes = std::min(rest.bytes, room);
         sums_->add(rest.shard, kv::digest_sum({tools_.arena.data() + rest.arena_offset, bytes}, rest.in_shard));

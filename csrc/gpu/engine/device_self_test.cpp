@@ -115,7 +115,8 @@ class SelfTest {
         const Completion stored = run(JobKind::STORE, mode, from, {});
         if (stored.status != Status::DONE) return problem_of(stored, mode);
         const std::vector<uint64_t> sums = sums_of_arena();
-        if (stored.sums != sums) return format("the device made other sums than the host (%s)", name_of(mode));
+        if (stored.sums != sums)
+            return format("bytes came back wrong, or their sums (%s, %s)", name_of(mode), link_->name().c_str());
         if (std::string problem = flip_a_byte(mode, to, sums); !problem.empty()) return problem;
         const Completion retrieved = run(JobKind::RETRIEVE, mode, to, sums);
         if (retrieved.status != Status::DONE) return problem_of(retrieved, mode);
