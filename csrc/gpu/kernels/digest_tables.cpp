@@ -24,10 +24,8 @@ uint64_t rows_of(uint64_t payload_bytes) {
 }  // namespace
 
 void DigestMemory::reach(uint64_t payload_bytes) {
-    const std::lock_guard lock(mutex_);
-    const uint64_t wanted = rows_of(payload_bytes);
-    if (!tables_.empty() && wanted <= rows_) return;
-    const uint64_t rows = std::bit_ceil(std::max(wanted, ROWS_LEAST));
+    if (reaches(payload_bytes)) return;
+    const uint64_t rows = std::bit_ceil(std::max(rows_of(payload_bytes), ROWS_LEAST));
     const auto columns = digest_columns();
     const std::vector<uint64_t> entries = digest_rows(rows);
     std::vector<std::byte> content(sizeof columns + rows * sizeof entries[0]);
@@ -39,13 +37,14 @@ void DigestMemory::reach(uint64_t payload_bytes) {
                       format("no %zu bytes of device memory are left for the tables of digests", content.size()));
     }
     memory->fill(content);
+    const std::lock_guard lock(mutex_);
     tables_.push_back(std::move(*memory));
     rows_ = rows;
 }
 
 bool DigestMemory::reaches(uint64_t payload_bytes) const {
     const std::lock_guard lock(mutex_);
-    return rows_of(payload_bytes) <= rows_;
+    return !tables_.empty() && rows_of(payload_bytes) <= rows_;
 }
 
 DigestTables DigestMemory::get() const {

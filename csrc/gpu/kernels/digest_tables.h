@@ -17,7 +17,7 @@ struct DigestTables {
     Address rows;
 };
 
-// One per process and device. Thread-safe; what get() returned stays until the end of this object.
+// One per process and device. One thread calls reach(), any others the rest. What get() returned stays until the end.
 class DigestMemory {
   public:
     explicit DigestMemory(const Driver& driver) : driver_(driver) {}

@@ -16,7 +16,6 @@ DeviceMemory take_shares(const Driver& driver, uint64_t bytes) {
     if (!memory) {
         throw Refusal("device-memory", format("no %" PRIu64 " bytes of device memory are left for digests", bytes));
     }
-    memory->fill(std::vector<std::byte>(bytes));
     return std::move(*memory);
 }
 
@@ -76,12 +75,16 @@ bool DigestPasses::list(uint32_t segment, Address from, uint64_t offset, uint64_
 }
 
 void DigestPasses::launch(uint32_t segment, const Kernels& kernels, const DigestTables& tables, const Stream& stream) {
-    const Pass& pass = passes_[segment];
-    const uint64_t shares = uint64_t{segment} * sums_max_ * sizeof(DigestShares);
+    Pass& pass = passes_[segment];
+    const uint64_t bytes = sums_max_ * sizeof(DigestShares);
+    std::byte* const seen = seen_.data() + segment * bytes;
+    const Address shares = shares_.address() + segment * bytes;
+    const Driver& driver = shares_.driver();
+    if (!pass.zeroed) driver.copy(Way::TO_DEVICE, seen, shares, bytes, stream.get());  // nothing was seen yet
+    pass.zeroed = true;
     const Address list = lists_.address() + uint64_t{segment} * pieces_max_ * sizeof(DigestPiece);
-    kernels.digest(list, pass.pieces, tables, shares_.address() + shares, stream);
-    shares_.driver().copy(Way::TO_HOST, seen_.data() + shares, shares_.address() + shares,
-                          pass.sums * sizeof(DigestShares), stream.get());
+    kernels.digest(list, pass.pieces, tables, shares, stream);
+    driver.copy(Way::TO_HOST, seen, shares, pass.sums * sizeof(DigestShares), stream.get());
 }
 
 std::vector<DigestSum> DigestPasses::sums(uint32_t segment) const {

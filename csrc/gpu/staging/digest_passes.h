@@ -39,8 +39,9 @@ class DigestPasses {
     struct Pass {
         uint32_t pieces = 0;
         uint32_t sums = 0;
-        // What the device's numbers were before. They are never zeroed: a copy in front of each pass would wait for its
-        // turn at the link. A copy to the host that did not happen shows as bytes that nobody summed.
+        // What the device's numbers were before. They are zeroed only once: a copy in front of each pass would wait for
+        // its turn at the link. A copy to the host that did not happen shows as bytes that nobody summed.
+        bool zeroed = false;
         std::vector<DigestShares> before;
     };
 
