@@ -39,6 +39,18 @@ def test_sums_are_right_and_every_planted_error_is_noticed(halves: Halves, mode:
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_nothing_is_judged_before_a_late_device_has_summed_it(halves: Halves, mode: str) -> None:
+    with Scene(halves, mode, "register", 12) as scene:
+        halves.machine.delay_operations(3000)
+        try:
+            stored = scene.store()
+            assert scene.run("retrieve", stored).status == "done"
+            assert scene.run("retrieve", scene.part(stored)).status == "done"
+        finally:
+            halves.machine.delay_operations(0)
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_sums_are_those_of_the_slow_formula(halves: Halves, mode: str) -> None:
     with Scene(halves, mode, "register", 2) as scene:
         stored = scene.store()

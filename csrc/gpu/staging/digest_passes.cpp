@@ -19,6 +19,41 @@ DeviceMemory take_shares(const Driver& driver, uint64_t bytes) {
     return std::move(*memory);
 }
 
+// Where the next piece of a list goes.
+struct Lister {
+    DigestPiece* next;
+    DigestPiece* const end;
+    const unsigned short sum;
+
+    bool add(Address from, uint64_t offset, uint64_t bytes) {
+        if (next == end) return false;
+        *next++ = {from, static_cast<unsigned>(offset), static_cast<unsigned short>(bytes), sum};
+        return true;
+    }
+};
+
+// Lists bytes [begin, end) of the shard where they lie in staging.
+bool list_staged(Lister& lister, const StagedStretch& stretch, uint64_t begin, uint64_t end, Address staged) {
+    while (begin < end) {
+        const uint64_t bytes = std::min<uint64_t>(end - begin, PIECE_BYTES_MAX);
+        if (!lister.add(staged + stretch.staging + (begin - stretch.begin), begin, bytes)) return false;
+        begin += bytes;
+    }
+    return true;
+}
+
+// The pieces of a stretch come in the order of its bytes.
+bool list_stretch(Lister& lister, const StagedStretch& stretch, std::span<const Piece> pieces, Address staged) {
+    uint64_t at = stretch.begin;
+    for (const Piece& piece : pieces) {
+        const uint64_t offset = stretch.begin + (piece.staging - stretch.staging);
+        if (staged != 0 && at < offset && !list_staged(lister, stretch, at, offset, staged)) return false;
+        if (!lister.add(piece.pool, offset, piece.bytes)) return false;
+        at = offset + piece.bytes;
+    }
+    return staged == 0 || list_staged(lister, stretch, at, stretch.end, staged);
+}
+
 }  // namespace
 
 DigestPasses::DigestPasses(const Driver& driver, uint32_t segments, uint32_t pieces_max, uint32_t sums_max)
@@ -45,33 +80,12 @@ void DigestPasses::begin_sum(uint32_t segment) {
 }
 
 bool DigestPasses::add(uint32_t segment, const StagedStretch& stretch, std::span<const Piece> pieces, Address staged) {
-    uint64_t at = stretch.begin;
-    for (const Piece& piece : pieces) {
-        const uint64_t offset = stretch.begin + (piece.staging - stretch.staging);
-        if (staged != 0 && !list_staged(segment, stretch, at, offset, staged)) return false;
-        if (!list(segment, piece.pool, offset, piece.bytes)) return false;
-        at = offset + piece.bytes;
-    }
-    return staged == 0 || list_staged(segment, stretch, at, stretch.end, staged);
-}
-
-bool DigestPasses::list_staged(uint32_t segment, const StagedStretch& stretch, uint64_t begin, uint64_t end,
-                               Address staged) {
-    while (begin < end) {
-        const uint64_t bytes = std::min<uint64_t>(end - begin, PIECE_BYTES_MAX);
-        if (!list(segment, staged + stretch.staging + (begin - stretch.begin), begin, bytes)) return false;
-        begin += bytes;
-    }
-    return true;
-}
-
-bool DigestPasses::list(uint32_t segment, Address from, uint64_t offset, uint64_t bytes) {
     Pass& pass = passes_[segment];
-    if (pass.pieces == pieces_max_) return false;
-    auto* const pieces = reinterpret_cast<DigestPiece*>(lists_.data()) + uint64_t{segment} * pieces_max_;
-    pieces[pass.pieces++] = {from, static_cast<unsigned>(offset), static_cast<unsigned short>(bytes),
-                             static_cast<unsigned short>(pass.sums - 1)};
-    return true;
+    DigestPiece* const list = reinterpret_cast<DigestPiece*>(lists_.data()) + uint64_t{segment} * pieces_max_;
+    Lister lister{list + pass.pieces, list + pieces_max_, static_cast<unsigned short>(pass.sums - 1)};
+    const bool fits = list_stretch(lister, stretch, pieces, staged);
+    pass.pieces = static_cast<uint32_t>(lister.next - list);
+    return fits;
 }
 
 void DigestPasses::launch(uint32_t segment, const Kernels& kernels, const DigestTables& tables, const Stream& stream) {

@@ -45,8 +45,6 @@ class DigestPasses {
         std::vector<DigestShares> before;
     };
 
-    bool list(uint32_t segment, Address from, uint64_t offset, uint64_t bytes);
-    bool list_staged(uint32_t segment, const StagedStretch& stretch, uint64_t begin, uint64_t end, Address staged);
     std::span<DigestShares> shares_of(uint32_t segment) const;
 
     const uint32_t pieces_max_;
