@@ -357,9 +357,12 @@ class RingOwner:
     def __init__(self, segment_bytes: int) -> None: ...
     @property
     def fd(self) -> int: ...
-    def take(self, lane: int) -> tuple[int, int, int, bytes] | None:
-        """Takes a segment that the mover asked for: (segment, sequence, job, list); None when there is none."""
-    def done(self, lane: int, segment: int, sequence: int) -> None: ...
+    def take(self, lane: int) -> tuple[int, int, int, int, bytes] | None:
+        """Takes a segment that the mover asked for: (segment, sequence, job, work, list); None when there is none.
+
+        work: 0 copy, 1 copy and sum, 2 sum."""
+    def done(self, lane: int, segment: int, sequence: int, sums: bytes = b"") -> None:
+        """sums: (sum, bytes) of each stretch, packed u64, if they were asked for."""
     def fault(self, lane: int, segment: int, sequence: int, code: int) -> None: ...
     def sleep(self, timeout_ms: int) -> None: ...
 
@@ -369,8 +372,10 @@ class RingPeer:
     def __init__(self, fd: int, segment_bytes: int) -> None:
         """Maps a ring; the descriptor stays the caller's. Raises ValueError("staging: ...") unless it is a ring with
         that segment size."""
-    def ask(self, lane: int, segment: int, job: int, stretches: list[Stretch]) -> bool: ...
+    def ask(self, lane: int, segment: int, job: int, stretches: list[Stretch], work: int = 0) -> bool: ...
     def state(self, lane: int, segment: int) -> int: ...
+    def sums(self, lane: int, segment: int, count: int) -> bytes:
+        """(sum, bytes) of the first stretches of a segment that is done, packed u64: any numbers of the client's."""
     def withdraw(self, lane: int, segment: int) -> bool: ...
     def recycle(self, lane: int, segment: int) -> None: ...
     def fault(self, lane: int, segment: int) -> int: ...
@@ -384,11 +389,19 @@ class StagedCopier:
     """The client's thread that gathers into staging and scatters out of it (csrc/gpu/staging/staged_copier.h)."""
 
     def __init__(
-        self, vendor: str, library: str, ordinal: int, segment_bytes: int, rtc_library: str, cache_dir: str
+        self,
+        vendor: str,
+        library: str,
+        ordinal: int,
+        segment_bytes: int,
+        shard_bytes: int,
+        rtc_library: str,
+        cache_dir: str,
     ) -> None:
         """Allocates 16 segments of device memory, smaller than segment_bytes if there is not enough.
 
-        Raises ValueError("staging-memory: ..."), ("kernels: ..."); DriverError."""
+        shard_bytes: of the longest shard in any ring's layout. Raises ValueError("staging-memory: ..."),
+        ("device-memory: ..."), ("kernels: ..."); DriverError."""
     @property
     def handle(self) -> bytes:
         """IPC handle of the staging memory."""
@@ -398,7 +411,8 @@ class StagedCopier:
     def kernels(self) -> tuple[str, str, str]:
         """(provider, arch, note), as kernel_report returns them."""
     def begin_ring(self, groups: Groups, bases: list[int], buffer_bytes: list[int]) -> int:
-        """Makes a new ring and returns its descriptor, which stays the copier's. Raises ValueError unless quiet."""
+        """Makes a new ring and returns its descriptor, which stays the copier's. Raises ValueError unless quiet, or if
+        a shard is longer than shard_bytes."""
     def end_ring(self) -> None: ...
     @property
     def quiet(self) -> bool:
@@ -474,7 +488,8 @@ class DeviceEngine:
     @property
     def eventfd(self) -> int: ...
     def self_test(self) -> str:
-        """Stores and retrieves on scratch memory, packed and direct, and waits. Empty, or the problem."""
+        """Stores and retrieves on scratch memory, packed and direct, and waits. Compares bytes and sums. A flipped byte
+        must be noticed. Empty, or the problem."""
     def map_board(self, session: int, fd: int, words: int) -> None: ...
     def drop_board(self, session: int) -> None: ...
     def map_cache(
@@ -489,7 +504,7 @@ class DeviceEngine:
         """Maps a cache. buffers: (IPC handle, bytes).
 
         staging: (IPC handle, segment_bytes, descriptor of the ring, which stays the caller's). Refusals: "layout",
-        "handle", "handle-size", "handle-device", "handle-pid", "ipc-mode", "staging"."""
+        "handle", "handle-size", "handle-device", "handle-pid", "ipc-mode", "staging", "device-memory"."""
     def unmap_cache(self, cache: int) -> None:
         """Unmaps a cache. One that is not mapped (any more) is no error: it may have been refused meanwhile."""
     def submit(
@@ -505,7 +520,10 @@ class DeviceEngine:
     ) -> None:
         """Submits a job. mode: that of the registered cache; raises ValueError for "staged" without staging.
 
-        If its copies are long enough, the job is "direct" instead; its completion has the mode."""
+        If its copies are long enough, the job is "direct" instead; its completion has the mode.
+
+        digests: the engine's memory is summed, and the completion has the sums of a store. A retrieve whose groups
+        bring other sums than its bytes have ends as failed, "digest". One without sums is invalid, "sums"."""
     def cancel(self, job: int) -> None: ...
     def arena_ready(self, slabs: int) -> None:
         """The first `slabs` slabs of the arena are touched; jobs with slots in them may begin."""

@@ -10,6 +10,7 @@ from tests.drill.workshop import Workshop
 
 GPU, DEVICE = "csrc/gpu", "tests/device"
 LINKS, TRAPS, LIVES = f"{DEVICE}/test_links.py", f"{DEVICE}/test_traps.py", f"{DEVICE}/test_lives_device.py"
+DIGESTS = f"{DEVICE}/test_digest_jobs.py"
 GIL = r"""int ensure() asm("PyGILState_Ensure");
             void release(int) asm("PyGILState_Release");
             release(ensure());
@@ -114,6 +115,38 @@ BUGS = (
         r"std::string key = rtc\.name\(\) \+ ",
         r"std::string key = std::string() + ",
         (f"{DEVICE}/test_driver.py -k another_compiler",),
+    ),
+    Bug(
+        "P1",
+        "a direct retrieve is summed before its bytes are there",
+        GPU,
+        r"if \(order_\.kind == JobKind::RETRIEVE && landed_bytes_ < plan_->bytes\(\)\) return false;",
+        r"",
+        (f"{DIGESTS} -k planted",),
+    ),
+    Bug(
+        "P1",
+        "a sum beyond all sums is believed",
+        GPU,
+        r"sums\[index\]\.sum < DIGEST_PRIME && ",
+        r"",
+        (f"{DIGESTS} -k believed",),
+    ),
+    Bug(
+        "P1",
+        "bytes that a retrieve leaves in staging are not summed",
+        f"{GPU}/engine",
+        r"rests \? segment_address\(segment\) : 0",
+        r"rests ? 0 : 0",
+        (f"{DIGESTS} -k planted",),
+    ),
+    Bug(
+        "P1",
+        "sums of a store are read before they are made",
+        GPU,
+        r"if \(packer_->poll\(flight\.segment\) == PackState::WAITING\) return Look::WAITS; (collect)",
+        r"\1",
+        (f"{DIGESTS} -k late",),
     ),
     # ------------------------------------------------------------ P2: every failure is a miss within its deadline
     Bug(

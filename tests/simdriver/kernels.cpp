@@ -133,7 +133,22 @@ bool read_launch(void* function, void** arguments, Launch& launch) {
     return true;
 }
 
-int run_kernel(const Launch& launch, int device) {
+// The address of a byte that a kernel with these pieces writes.
+static Address written_by(const Launch& launch, const std::byte* pieces) {
+    using namespace kv::gpu;
+    const auto& first = *reinterpret_cast<const Piece*>(pieces);
+    switch (launch.kernel) {
+        case Kernel::GATHER:
+            return launch.segment + first.staging;
+        case Kernel::SCATTER:
+            return first.pool;
+        case Kernel::DIGEST:
+            break;
+    }
+    return launch.sums + reinterpret_cast<const DigestPiece*>(pieces)->sum * sizeof(DigestShares);
+}
+
+int run_kernel(const Launch& launch, int device, bool corrupt) {
     using namespace kv::gpu;
     static_assert(sizeof(DigestPiece) == sizeof(Piece));
     running_device = device;
@@ -150,6 +165,7 @@ int run_kernel(const Launch& launch, int device) {
             (launch.kernel == Kernel::GATHER ? kv_gather : kv_scatter)(list, launch.count, launch.segment,
                                                                        launch.crews);
         }
+        if (corrupt) *reinterpret_cast<std::byte*>(resolve(written_by(launch, pieces), 1)) ^= std::byte{1};
     } catch (const Illegal&) {
         return ILLEGAL_ADDRESS;
     }

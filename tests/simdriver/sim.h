@@ -187,7 +187,7 @@ struct Launch {
 // What the arguments of a launch say; false: not a function of ours.
 bool read_launch(void* function, void** arguments, Launch& launch);
 // Under table_lock. ILLEGAL_ADDRESS when it touches what it must not.
-int run_kernel(const Launch& launch, int device);
+int run_kernel(const Launch& launch, int device, bool corrupt);
 int launch(void* function, unsigned blocks, unsigned threads, void* stream, void** arguments);
 
 // What the simulated run-time compiler makes for an architecture.

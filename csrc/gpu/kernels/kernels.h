@@ -9,6 +9,7 @@
 #include "base/digest.h"
 #include "gpu/driver/driver.h"
 #include "gpu/driver/handles.h"
+#include "gpu/kernels/digest_tables.h"
 #include "gpu/kernels/piece.h"
 
 namespace kv::gpu {
@@ -22,12 +23,6 @@ struct KernelReport {
 struct KernelOptions {
     std::string rtc_library;  // "" = search
     std::string cache_dir;    // "" = none
-};
-
-// digest_columns() and digest_rows() in device memory. There is a row for each that a piece touches.
-struct DigestTables {
-    Address columns;
-    Address rows;
 };
 
 // The sum of these shares, which kv_digest added up.

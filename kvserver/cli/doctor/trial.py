@@ -151,7 +151,7 @@ class _Lender:
 def main() -> None:
     kind, library, ordinal, folder = sys.argv[1:]
     vendor: Literal["cuda", "rocm"] = "rocm" if kind == "rocm" else "cuda"
-    memory = StagedCopier(vendor, library, int(ordinal), SEGMENT_BYTES, rtc_library(vendor, library), folder)
+    memory = StagedCopier(vendor, library, int(ordinal), SEGMENT_BYTES, 0, rtc_library(vendor, library), folder)
     sys.stdout.write(f"{memory.handle.hex()} {16 * memory.segment_bytes}\n")
     sys.stdout.flush()
     sys.stdin.read()
