@@ -82,9 +82,9 @@ CHANCES = {
     "notes-fail": 0.3,
     "notes-mended": 0.03,
     # faults that only a digest shows: for each block
-    "bytes-on-way": 0.003,
-    SUM_STORE: 0.002,
-    SUM_RETRIEVE: 0.004,
+    "bytes-on-way": 0.006,
+    SUM_STORE: 0.004,
+    SUM_RETRIEVE: 0.01,
 }
 DIGEST_FAULTS = ("bytes-on-way", SUM_STORE, SUM_RETRIEVE)
 
@@ -139,12 +139,9 @@ class Swarm:
         if self.mixes_sizes:
             self.engines, self.depth, self.fanout = 2, rng.choice((2, 4, 6)), 3
             self.acts["plan-store"], self.acts["mover"], self.acts["tick"] = 20.0, 90.0, 9.0
-        self.verifies = rng.random() < 0.85
-        self.verifies_later = rng.random() < 0.5
-        """Digests are off until the brain dies first, and then on."""
-        if rng.random() < 0.35:
-            self.acts["dram-rot"] = 0.0
-            self.chances.update(dict.fromkeys(DIGEST_FAULTS, 0.0))
+        self.verifies = self.verifies_later = True
+        """Digests are on, before and after the first death of a brain."""
+        self._choose_digest_faults(rng)
         self.bounds = replace(self._bounds(rng), verifies=self.verifies)
         self.slabs_at_start = rng.choice((0, 1, *[self.bounds.arena_bytes // self.bounds.slab_bytes] * 5))
 
@@ -169,6 +166,21 @@ class Swarm:
         self.chances["more-parts"] = 0.8
         self.chances["hasty-client"] = 0.0
         self.chances["copy-waits"] = rng.choice((0.0, 0.9))
+
+    def _choose_digest_faults(self, rng: Random) -> None:
+        """In some seeds there are none. In some there are many, and else little goes wrong."""
+        dice = rng.random()
+        if dice < 0.2:
+            self._be_gentle(rng)
+            self.acts.update({"plan-store": 9.0, "plan-lookup": 20.0, "dram-rot": rng.choice((0.0, 2.0))})
+            self.chances.update(dict.fromkeys(DIGEST_FAULTS, rng.choice((0.0, 0.03))))
+            self.chances["hasty-client"] = 0.0
+        elif dice < 0.5:
+            self.acts["dram-rot"] = 0.0
+            self.chances.update(dict.fromkeys(DIGEST_FAULTS, 0.0))
+            self.verifies, self.verifies_later = rng.choice(((True, True), (False, False), (False, True)))
+            if self.verifies_later and not self.verifies:
+                self.acts["brain-dies"] = max(0.5, self.acts["brain-dies"])
 
     @staticmethod
     def _tight(rng: Random, narrow: tuple[int, ...], wide: int) -> int:
