@@ -280,9 +280,8 @@ class SimMover:
 
     def _store_block(self, run: Run, group: int, block: int, shard: Shard, place: int) -> None:
         pool, world = run.mapping.pool, self._world
-        blocks, slot_bytes = pool.shape.blocks_per_chunk(group), pool.shape.slot_bytes(
-            group, pool.shape.shard_of(group, pool.rank)
-        )
+        blocks = pool.shape.blocks_per_chunk(group)
+        slot_bytes = pool.shape.slot_bytes(group, pool.shape.shard_of(group, pool.rank))
         content = pool.blocks[group][block]
         self._add(shard, place, content, faults.SUM_STORE)
         self._arena.write(shard.offset, slot_bytes, blocks, place, content)
