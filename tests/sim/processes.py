@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvserver.wire.messages import (
     ALL_RIGHT,
+    CHUNKS_MAX,
     PROTOCOL,
     Attach,
     Attached,
@@ -403,7 +404,7 @@ class Process:
             for (group, block), right in transfer.expected.items()
             if got[group][block] != right
         ]
-        self.came[transfer.request.id] = min(wrong, default=len(transfer.chunks) + 1)
+        self.came[transfer.request.id] = min(wrong, default=CHUNKS_MAX)
 
     def _check_what_came(self, reply: Retrieved) -> None:
         """All blocks of the chunks before the first wrong one are right."""
