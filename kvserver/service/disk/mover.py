@@ -172,7 +172,7 @@ def _moved(core: Core, tier: DiskTier, job: DiskJob, moved: Moved, now_ns: int) 
     if job.kind == "write":
         writes.ended(core, tier, job, kept=not moved.faults, now_ns=now_ns)
         if bad:
-            mismatches.drop(core, job.space, job.node, now_ns)
+            mismatches.drop(core, job.space.digest, job.node, now_ns)
     else:
         wrong = {job.parts[fault.item] for fault in moved.faults}
         reads.ended(core, tier, job, wrong, now_ns, lost=True, sums=array("Q", moved.sums))

@@ -41,7 +41,7 @@ def in_retrieve(core: Core, job: Job, wrong: list[tuple[Node, int]], mode: str, 
     for node, group in wrong[:LINES_MAX]:
         tell(core, job.space, node, group, tier="dram", device=device, mode=mode)
     core.counters.mismatched(len(wrong) - len(wrong[:LINES_MAX]), tier="dram", device=device, mode=mode)
-    drop(core, job.space, min((node for node, _ in wrong), key=lambda node: node.depth), now_ns)
+    drop(core, job.space.digest, min((node for node, _ in wrong), key=lambda node: node.depth), now_ns)
 
 
 def on_device(core: Core, job: DiskJob, group: int) -> None:
@@ -60,9 +60,11 @@ def tell(core: Core, space: Space, node: Node, group: int, *, tier: Tier, device
     core.log("digest mismatch", *name, *where, level=logging.ERROR)
 
 
-def drop(core: Core, space: Space, node: Node, now_ns: int) -> None:
-    """Takes the chunk, and all that continues it, out of every tier."""
-    if core.chunks.spaces.get(space.digest) is not space or node.state != READY:
+def drop(core: Core, digest: bytes, node: Node, now_ns: int) -> None:
+    """Takes the chunk, and all that continues it, out of every tier. digest: of its namespace. The job that found it
+    out may itself have been cut off below the chunk."""
+    space = core.chunks.spaces.get(digest)
+    if space is None or space.nodes.get(node.key) is not node or node.state != READY:
         return  # it was cleared, or has left
     error = DeviceError("digest", "a chunk had other bytes than were stored")
     cut_off(core, space, node, error, now_ns, cut=lambda: core.chunks.cut(space, node, "digest"))

@@ -312,7 +312,7 @@ def _needs(chain: list[Node], spans: list[Span]) -> dict[Node, int]:
 
 def _order_retrieve(core: Core, job: Job, chain: list[Node], request: Retrieve, spans: list[Span]) -> None:
     """Orders a retrieve whose chunks are all in DRAM."""
-    job.copies([(span.group, span.first, span.last) for span in spans])
+    job.copies(chain, [(span.group, span.first, span.last) for span in spans])
     copies = [
         CopyGroup(span.group, span.first_block, span.block_ids, _slots(job, chain, span), _names(job, chain, span))
         for span in spans
@@ -375,18 +375,17 @@ def _names(job: Job, chain: Sequence[Node], span: Span) -> bytes:
     return sha256(b"".join((job.space.digest, SHARD.pack(part.group, part.shard), *keys))).digest()[:NAMES_BYTES]
 
 
-def _wrong_chunks(job: Job, tail: Node, wrong: Sequence[int]) -> list[tuple[Node, int]]:
+def _wrong_chunks(job: Job, wrong: Sequence[int]) -> list[tuple[Node, int]]:
     """(chunk, group) of the shards of a retrieve whose bytes are not those that were stored."""
     if not wrong:
         return []
-    chain = job.space.chain(tail)
-    shards = [(chain[position], group) for group, first, last in job.copied for position in range(first, last)]
+    shards = [(job.chain[position], group) for group, first, last in job.copied for position in range(first, last)]
     return [shards[index] for index in wrong]
 
 
 def _retrieve_ended(core: Core, job: Job, done: Done, now_ns: int, *, was_cancelled: bool) -> None:
     assert job.tail is not None
-    wrong = _wrong_chunks(job, job.tail, done.wrong)
+    wrong = _wrong_chunks(job, done.wrong)
     core.chunks.unpin(job.space, job.tail)
     match done.status:
         case "done":

@@ -57,6 +57,8 @@ class Job:
     state: JobState = "begun"
     held: Held | None = None
     """Retrieve in state held: what it waits for."""
+    chain: list[Node] = field(default_factory=list)
+    """Retrieve: the chunks of the prefix when the mover was told of it. Some may have been cut off since."""
     copied: list[tuple[int, int, int]] = field(default_factory=list)
     """Retrieve: (group, first, last) of the chunks [first, last) of the prefix that the mover copies, in its order."""
 
@@ -68,9 +70,9 @@ class Job:
         self.become("held")
         self.held = held
 
-    def copies(self, chunks: list[tuple[int, int, int]]) -> None:
-        """The mover copies these (see `copied`)."""
-        self.copied = chunks
+    def copies(self, chain: list[Node], chunks: list[tuple[int, int, int]]) -> None:
+        """The mover copies these (see `copied`) of the chain."""
+        self.chain, self.copied = chain, chunks
 
     def take_held(self) -> Held:
         """The wait is over."""
