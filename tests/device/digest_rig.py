@@ -175,7 +175,7 @@ class DigestRig(Rig):
 
 
 class End(NamedTuple):
-    """What became of a job."""
+    """The end of a job."""
 
     status: str
     code: str

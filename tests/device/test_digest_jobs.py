@@ -167,6 +167,22 @@ def test_a_store_whose_client_says_impossible_sums_fails(halves: Halves, mode: s
                 assert (end.status, end.code, end.sums, end.word) == ("failed", "digest", [], FAILED), lie
 
 
+@pytest.mark.parametrize("taken", [False, True])
+@pytest.mark.parametrize("lane", [STORE, RETRIEVE])
+def test_a_direct_job_whose_client_does_not_answer_ends_when_it_is_cancelled(
+    halves: Halves, lane: int, taken: bool
+) -> None:
+    with Scene(halves, "direct with a ring", "register", 6, played=True) as scene:
+        copies = scene.whole()
+        kind = "store" if lane == STORE else "retrieve"
+        scene.begin(kind, with_sums(copies, scene.sums_of(copies)))
+        if taken:
+            halves.client.call("take", lane)
+        scene.mover.half.call("cancel", scene.JOB)
+        end = scene.end()
+        assert (end.status, end.sums, end.wrong, end.word) == ("abandoned", [], [], FAILED)
+
+
 # ---------------------------------------------------------------- a device that makes mistakes
 
 
@@ -175,7 +191,7 @@ class Mistake(NamedTuple):
     where: str
     """The process in which it happens."""
     operation: str
-    """Of a stream; `skip` of them pass before."""
+    """A stream's; `skip` of them pass before."""
     skip: int
 
 

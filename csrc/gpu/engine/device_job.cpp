@@ -15,7 +15,7 @@ namespace {
 constexpr uint64_t STRETCH_BYTES_MAX = 16 << 20;
 constexpr uint64_t STRETCH_COPIES = 4096;
 constexpr std::ptrdiff_t STRETCHES_UNDER_WAY_MAX = 3;
-// What the pump's thread sums between two looks at all jobs: about 100 us.
+// The pump's thread sums no more between two looks at all jobs: about 100 us.
 constexpr uint64_t REST_BYTES_MAX = 1 << 20;
 constexpr int RESTS_MAX = 1024;
 

@@ -210,7 +210,7 @@ class KernelPacker : public Packer {
         }
         if (work != SegmentWork::SUM) list(segments_[segment]);
         if (work == SegmentWork::COPY) return;
-        // What a retrieve leaves in staging belongs to its shards as well.
+        // Bytes that a retrieve leaves in staging belong to its shards as well.
         const bool rests = way_ == Way::TO_DEVICE && work == SegmentWork::COPY_AND_SUM;
         const bool listed = passes_->add(segment, stretch, pieces_, rests ? segment_address(segment) : 0);
         KV_ASSERT(listed);

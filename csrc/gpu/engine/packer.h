@@ -41,7 +41,7 @@ class Packer {
     virtual PackState poll(uint32_t segment) = 0;
     // An event that a DMA can wait for on the device instead of poll(); null if there is none. Sums may come later.
     virtual const Event* packed(uint32_t segment) const = 0;
-    // Of a segment that is DONE and was to be summed: the sum of each stretch. Any numbers if the client says them.
+    // The sum of each stretch of a segment that is DONE and was to be summed. A client's may be any numbers.
     virtual std::vector<DigestSum> sums(uint32_t segment) = 0;
     // Frees a claimed segment that is DONE, FAULT or was never begun.
     virtual void recycle(uint32_t segment) = 0;

@@ -17,7 +17,7 @@ struct DigestTables {
     Address rows;
 };
 
-// One per process and device. One thread calls reach(), any others the rest. What get() returned stays until the end.
+// One per process and device. One thread calls reach(), any others the rest. The result of get() stays until the end.
 class DigestMemory {
   public:
     explicit DigestMemory(const Driver& driver) : driver_(driver) {}

@@ -19,7 +19,7 @@ DeviceMemory take_shares(const Driver& driver, uint64_t bytes) {
     return std::move(*memory);
 }
 
-// Where the next piece of a list goes.
+// Writes a list, piece after piece.
 struct Lister {
     DigestPiece* next;
     DigestPiece* const end;

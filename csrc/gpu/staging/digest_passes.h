@@ -25,7 +25,7 @@ class DigestPasses {
 
     // Begins the list of a segment, whose pass before has ended.
     void begin(uint32_t segment);
-    // What is added after this belongs to another sum.
+    // The pieces after this belong to another sum.
     void begin_sum(uint32_t segment);
     // Adds the pieces that were expanded from a stretch. `staged`: device address of the segment, where the stretch's
     // bytes that are in none of its blocks are read instead; 0: they are left out. False: the list is full.
@@ -39,7 +39,7 @@ class DigestPasses {
     struct Pass {
         uint32_t pieces = 0;
         uint32_t sums = 0;
-        // What the device's numbers were before. They are zeroed only once: a copy in front of each pass would wait for
+        // The device's numbers before the pass. They are zeroed only once: a copy in front of each pass would wait for
         // its turn at the link. A copy to the host that did not happen shows as bytes that nobody summed.
         bool zeroed = false;
         std::vector<DigestShares> before;

@@ -47,7 +47,7 @@ constexpr uint64_t segment_offset(uint32_t lane, uint32_t segment, uint64_t segm
 
 enum class SegmentState : uint8_t { EMPTY = 0, ASKED = 1, TAKEN = 2, DONE = 3, FAULT = 4 };
 
-// What shall be done with a segment. SUM: nothing is copied, and nothing lies in staging.
+// The work of an ask. SUM: nothing is copied, and nothing lies in staging.
 enum class SegmentWork : uint32_t { COPY = 0, COPY_AND_SUM = 1, SUM = 2 };
 
 // Reasons of a client's FAULT.

@@ -148,7 +148,7 @@ struct StagedCopier::Work {
     bool launch(const RingOwner::Asked& asked, Slot& mine) {
         const uint32_t index = asked.lane * SEGMENTS + asked.segment;
         const Address segment = staging.address() + segment_offset(asked.lane, asked.segment, segment_bytes);
-        // What a retrieve leaves in staging belongs to its shards as well.
+        // Bytes that a retrieve leaves in staging belong to its shards as well.
         const bool rests = asked.lane == RETRIEVE_LANE && asked.work == SegmentWork::COPY_AND_SUM;
         if (!expand_list(asked, *mine.ring, index, rests ? segment : 0)) return false;
         if (asked.work != SegmentWork::SUM) {
