@@ -171,7 +171,7 @@ __attribute__((target("avx2"))) inline void store(std::byte* target, __m256i byt
 template <Keep keep>
 __attribute__((target("avx2"))) Wide sum_words_avx2(const std::byte* data, size_t first, size_t count, Reading reading,
                                                     std::byte* target) {
-    const auto rest = sum_words_portable<keep == Keep::NOT ? keep : Keep::STORED>;
+    const auto rest = sum_words_portable < keep == Keep::NOT ? keep : Keep::STORED > ;
     constexpr size_t STEP = Columns::STEP_WORDS;
     const size_t before = std::min(count, -first % STEP);
     Wide sum = rest(data, first, before, reading, target);
