@@ -93,7 +93,8 @@ class Ledger {
     //
     // The sum of each slot. nullopt: the slots hold other payloads than `names` says (names_hash()).
     std::optional<std::vector<uint64_t>> sums(std::span<const int64_t> arena_offsets, uint64_t names) const;
-    // The sum of a slot that should hold the record's payload. Another name gives another sum, as good as any wrong one.
+    // The sum of a slot that should hold the record's payload. Another name gives another sum, as good as any wrong
+    // one.
     uint64_t sum_of(const LedgerRecord& record) const;
 
   private:
