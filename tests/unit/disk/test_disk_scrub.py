@@ -9,7 +9,7 @@ from kvserver.service.base.events import ArenaGrew
 from kvserver.service.holdings.accounts import Quota
 from kvserver.service.holdings.place_owners import DiskJob
 from kvserver.wire.messages import Clear, Drain, GroupBlocks, Retrieved
-from kvserver.wire.orders import Promote
+from kvserver.wire.orders import ItemFault, Moved, Promote
 from tests.rigs.brain_rig import FULL, NAMESPACE, SLAB_BYTES, STATE, Client, chain, ids, is_refusal, key
 from tests.rigs.disk_rig import CHUNKS, EXTENT_BYTES, DiskRig, cold_prompt, fill, restart
 
@@ -200,15 +200,35 @@ def test_a_retrieve_wants_the_chunk_that_is_compared(is_right: bool) -> None:
         assert is_refusal(rig.answers[client.peer, request.id], "device", "disk-io")
 
 
+def test_a_retrieve_wants_what_turns_out_to_be_wrong_of_a_chunk_that_stays() -> None:
+    rig = ScrubRig()
+    client, keys = Client(rig).register((FULL, STATE)), chain(3, 1)
+    blocks = GroupBlocks(0, 0, ids(0, 1, 2)), GroupBlocks(1, 0, ids(0))
+    client.ask(client.storing(keys, *blocks))
+    restart(rig)
+    rig.handle(ArenaGrew(rig.bounds.arena_bytes // SLAB_BYTES, ""))
+    client = Client(rig, engine="later").register((FULL, STATE))
+    rig.disk_works = False
+    rig.wait_ms(500)
+    ((mover, scrub),) = rig.moving
+    rig.moving.clear()
+    request = client.retrieving(client.lookup(keys).lease, *blocks)
+    assert client.ask(request) is None
+    rig.report(mover, Moved(scrub.job, [ItemFault(1, "checksum")], 1, bytes(16)))
+    assert is_refusal(rig.answers[client.peer, request.id], "device", "disk-io")
+    assert rig.on_disk() == 1, "its other group is servable"
+
+
 def test_without_a_free_slot_it_waits_and_nothing_is_evicted() -> None:
     rig = ScrubRig(scrub_bytes_per_s=0)
     client, keys = cold_prompt(rig)
     rig.service._core.reload(ScrubRig().bounds)
     evictions, before = rig.core.counters.evictions, len(rig.read)
     assert not rig.core.chunks.pool.has_room(EXTENT_BYTES)
-    rig.wait_ms(1_000)
+    rig.wait_ms(10_000)
     assert len(rig.read) == before
     assert rig.core.counters.evictions == evictions
+    assert rig.service.status(rig.now_ns).scrub_round_s["disk"] == 0, "nothing was stepped over"
     client.ask(Clear(rig.number(), NAMESPACE))
     client.store(keys)
     rig.wait_ms(1_000)
