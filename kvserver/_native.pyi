@@ -179,8 +179,8 @@ class Scrubber:
     def submit(self, job: int, items: bytes) -> None:
         """Jobs are read in their order. Raises ValueError when an item is not in the arena."""
     def ends(self, most: int) -> list[tuple[int, list[int], int]]:
-        """(job, wrong items, items without a known sum). wrong: numbered in the order of the job's items. Other bytes
-        or another name than the ledger says, or not readable."""
+        """(job, wrong items, bytes). wrong: numbered in the order of the job's items. Other bytes or another name than
+        the ledger says, or not readable. bytes: that were compared, payloads without a known sum left out."""
     def close(self) -> None:
         """Stops after the read under way. Jobs that are left have no end."""
 

@@ -83,19 +83,18 @@ void Scrubber::work() {
 ScrubEnd Scrubber::verify(const Job& job) {
     ScrubEnd end{job.number, {}, 0};
     for (uint32_t index = 0; index < job.items.size() && !closing_; ++index) {
-        const Found found = verify(job.items[index]);
-        if (found == Found::WRONG) end.wrong.push_back(index);
-        end.unverified += found == Found::UNVERIFIED;
+        if (!verify(job.items[index], end.bytes)) end.wrong.push_back(index);
     }
     return end;
 }
 
-Scrubber::Found Scrubber::verify(const ScrubItem& item) {
+bool Scrubber::verify(const ScrubItem& item, uint64_t& bytes) {
     const auto sums = ledger_.sums({&item.arena_offset, 1}, item.names);
-    if (!sums) return Found::WRONG;
-    if (sums->front() == NO_DIGEST) return Found::UNVERIFIED;
+    if (!sums) return false;
+    if (sums->front() == NO_DIGEST) return true;
     const DigestSum read = sum_of(item);
-    return read.bytes == item.payload_bytes && read.sum == sums->front() ? Found::RIGHT : Found::WRONG;
+    bytes += read.bytes;
+    return read.bytes == item.payload_bytes && read.sum == sums->front();
 }
 
 DigestSum Scrubber::sum_of(const ScrubItem& item) {

@@ -32,7 +32,7 @@ static_assert(sizeof(ScrubItem) == 24, "no padding: items are packed");
 struct ScrubEnd {
     uint64_t job;
     std::vector<uint32_t> wrong;  // items with other bytes than were stored, or that the ledger gives another name
-    uint64_t unverified;          // items whose sum nobody knows
+    uint64_t bytes;               // that were compared, payloads without a known sum left out
 };
 
 // One thread calls the methods. Another one reads, at the lowest priority, one job after the other.
@@ -52,11 +52,11 @@ class Scrubber {
         uint64_t number;
         std::vector<ScrubItem> items;
     };
-    enum class Found { RIGHT, WRONG, UNVERIFIED };
 
     void work();
     ScrubEnd verify(const Job& job);
-    Found verify(const ScrubItem& item);
+    // False: it is wrong. Adds the bytes that were compared.
+    bool verify(const ScrubItem& item, uint64_t& bytes);
     DigestSum sum_of(const ScrubItem& item);
 
     const uint64_t arena_bytes_;

@@ -208,7 +208,7 @@ void bind_scrubber(nb::module_& module) {
             "ends",
             [](PyScrubber& self, size_t most) {
                 std::vector<std::tuple<uint64_t, std::vector<uint32_t>, uint64_t>> ends;
-                for (const ScrubEnd& end : self.get().ends(most)) ends.emplace_back(end.job, end.wrong, end.unverified);
+                for (const ScrubEnd& end : self.get().ends(most)) ends.emplace_back(end.job, end.wrong, end.bytes);
                 return ends;
             },
             "most"_a)

@@ -32,5 +32,5 @@ class Scrubbing:
     def reports(self) -> Iterator[Scrubbed]:
         assert self._scrubber is not None
         os.eventfd_read(self._scrubber.eventfd)
-        for job, wrong, unverified in self._scrubber.ends(ENDS_PER_TURN):
-            yield Scrubbed(job, tuple(wrong), unverified)
+        for job, wrong, count in self._scrubber.ends(ENDS_PER_TURN):
+            yield Scrubbed(job, tuple(wrong), count)

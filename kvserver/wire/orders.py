@@ -224,8 +224,8 @@ class Scrubbed(Frame, tag="scrubbed", frozen=True):
     job: int
     wrong: tuple[int, ...]
     """Items that have other bytes, or another name, than the ledger says. Numbered in their order."""
-    unverified: int
-    """Items that were not compared, because nobody summed them when they were stored."""
+    bytes: int
+    """That were compared. Payloads that nobody summed when they were stored are left out."""
 
 
 # ---------------------------------------------------------------- disk mover → brain

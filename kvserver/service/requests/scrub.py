@@ -48,7 +48,7 @@ def ended(core: Core, mover: Mover, report: Scrubbed, now_ns: int) -> None:
     if job is None or (job.number, job.mover) != (report.job, mover):
         return
     _end(core, job)
-    core.counters.scrubbed("dram", job.bytes)
+    core.counters.scrubbed("dram", report.bytes)
     wrong = [job.items[index] for index in report.wrong]
     mismatches.in_scrub(core, [(it.space, it.node, it.space.parts[it.part].group) for it in wrong], now_ns)
     turn(core, now_ns)

@@ -11,9 +11,19 @@ import pytest
 from kvserver.config.config import SUPERBLOCKS_BYTES
 from kvserver.supervisor.arena_files import ARENA
 from kvserver.transfer.native import DiskStore
-from tests.process.disk.scene import CHUNKS, SHAPE, disk_ready, small
+from tests.process.disk.scene import (
+    ALL,
+    CHUNKS,
+    SHAPE,
+    bring_back,
+    disk_ready,
+    served,
+    small,
+    store_slowly,
+    the_stories,
+)
 from tests.process.engine import Engine, Prompt, prompt
-from tests.process.harness import Server, until
+from tests.process.harness import Server, kill, until
 
 RATE = 64 << 20
 STORY = prompt(7, chunks=CHUNKS)
@@ -101,3 +111,24 @@ def test_a_bit_that_flips_on_a_disk_is_found(tmp_path: Path) -> None:
         status = server.status()
         assert status.arena.used_bytes == 0, "nothing was brought to DRAM"
         assert status.counters["disk_lost"] == 1
+
+
+@pytest.mark.parametrize("victim", ["brain", "mover", "disk mover"])
+def test_what_is_right_stays_whoever_dies_beside_it(tmp_path: Path, victim: str) -> None:
+    """At full speed, so that something is being read at every instant."""
+    with small(tmp_path, arena_bytes=8 << 20, scrub_bytes_per_s=32 << 30) as server:
+        disk_ready(server)
+        stories = the_stories()
+        with Engine(server.path, SHAPE) as engine:
+            engine.ready()
+            store_slowly(server, engine, stories)
+            assert bring_back(engine, stories) == ALL
+            pids = {"brain": server.brain_pid, "mover": server.mover_pid, "disk mover": server.disk_mover_pid}
+            kill(pids[victim]())
+        before = {tier: scrubbed_bytes(server, tier) for tier in ("dram", "disk")}
+        until("a disk mover", server.disk_mover_pid_now)
+        disk_ready(server)
+        assert served(server, stories) == ALL
+        until("more to be read", lambda: all(scrubbed_bytes(server, tier) > before[tier] for tier in before))
+        assert not mismatches(server)
+        assert server.status().counters["disk_lost"] == 0

@@ -35,7 +35,7 @@ class ScrubRig(DiskRig):
         for mover, order in reading:
             items = list(SCRUB_ITEM.iter_unpack(order.items))
             wrong = [index for index, (_, _, names) in enumerate(items) if names in self.changed]
-            self.report(mover, Scrubbed(order.job, tuple(wrong), 0))
+            self.report(mover, Scrubbed(order.job, tuple(wrong), sum(size for _, size, _ in items)))
 
     def _obey(self, mover: int, order: Order) -> None:
         if not isinstance(order, Scrub):
