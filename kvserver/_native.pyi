@@ -161,6 +161,29 @@ class Ledger:
         there."""
     def close(self) -> None: ...
 
+class Scrubber:
+    """Reads slots of the arena at the lowest priority, in a thread of its own, and compares them with the ledger.
+
+    It reads the arena as a file and maps nothing of it.
+
+    An item is ITEM_BYTES packed little-endian: arena_offset i64 | payload_bytes u64 | names 8s, as in Ledger.sums() for
+    this slot alone. Whoever orders it keeps the slot until the job has ended."""
+
+    ITEM_BYTES: int  # 24
+
+    def __init__(self, arena_fd: int, arena_bytes: int, ledger_fd: int, ledger_bytes: int) -> None:
+        """ledger_bytes: the arena_bytes of the ledger."""
+    @property
+    def eventfd(self) -> int:
+        """Readable when ends() may have some; read it to reset, then call ends()."""
+    def submit(self, job: int, items: bytes) -> None:
+        """Jobs are read in their order. Raises ValueError when an item is not in the arena."""
+    def ends(self, most: int) -> list[tuple[int, list[int], int]]:
+        """(job, wrong items, bytes). wrong: numbered in the order of the job's items. Other bytes or another name than
+        the ledger says, or not readable. bytes: that were compared, payloads without a known sum left out."""
+    def close(self) -> None:
+        """Stops after the read under way. Jobs that are left have no end."""
+
 # ---------------------------------------------------------------- job state words
 
 FREE: int  # 0

@@ -6,6 +6,7 @@
 
 #include "arena/grower.h"
 #include "arena/ledger.h"
+#include "arena/scrubber.h"
 #include "base/shared_memory.h"
 #include "bind/bind.h"
 #include "copy/board.h"
@@ -188,6 +189,32 @@ void bind_ledger(nb::module_& module) {
     module.attr("NO_DIGEST") = NO_DIGEST;
 }
 
+void bind_scrubber(nb::module_& module) {
+    using PyScrubber = Closable<Scrubber>;
+    nb::class_<PyScrubber> scrubber(module, "Scrubber");
+    scrubber.attr("ITEM_BYTES") = sizeof(ScrubItem);
+    scrubber
+        .def(nb::init<int, uint64_t, int, uint64_t>(), "arena_fd"_a, "arena_bytes"_a, "ledger_fd"_a, "ledger_bytes"_a,
+             nb::call_guard<ReleaseGil>())
+        .def_prop_ro("eventfd", [](PyScrubber& self) { return self.get().eventfd(); })
+        .def(
+            "submit",
+            [](PyScrubber& self, uint64_t job, const nb::bytes& packed) {
+                auto items = unpack<ScrubItem>(packed, "items");
+                without_gil([&] { self.get().submit(job, std::move(items)); });
+            },
+            "job"_a, "items"_a)
+        .def(
+            "ends",
+            [](PyScrubber& self, size_t most) {
+                std::vector<std::tuple<uint64_t, std::vector<uint32_t>, uint64_t>> ends;
+                for (const ScrubEnd& end : self.get().ends(most)) ends.emplace_back(end.job, end.wrong, end.bytes);
+                return ends;
+            },
+            "most"_a)
+        .def("close", &PyScrubber::close);
+}
+
 using CopyTuples = std::vector<FourNumbers>;
 
 std::vector<CopyTuples> plan_pieces(const GroupTuples& groups, const CopyGroupTuples& copy_groups, uint64_t arena_bytes,
@@ -261,6 +288,7 @@ NB_MODULE(_native, module) {
     kv::bind_shared_memory(module);
     kv::bind_grower(module);
     kv::bind_ledger(module);
+    kv::bind_scrubber(module);
     kv::bind_board(module);
     kv::bind_copies(module);
     kv::bind_pattern(module);

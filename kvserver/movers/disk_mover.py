@@ -28,6 +28,7 @@ from kvserver.ipc.inheritance import Inheritance, die_with_parent
 from kvserver.movers import disk_notes, disk_retire
 from kvserver.movers.disk_hits import HitCounts
 from kvserver.movers.disk_notes import Known
+from kvserver.movers.scrubbing import Scrubbing
 from kvserver.tiers.prefix_notes import prefix_from
 from kvserver.tiers.records import NO_SUM, unpack_disk
 from kvserver.transfer.disk import Unusable, completions, open_store
@@ -57,6 +58,7 @@ from kvserver.wire.orders import (
     Ready,
     Recover,
     Report,
+    Scrub,
     TellRecords,
     decode_order,
     encode,
@@ -105,7 +107,7 @@ class Job:
     sums: list[int]
     """Sums of the records; empty for a write."""
     hit: tuple[Device, bytes] | None
-    """Device and namespace whose read count grows when the whole read succeeds; None for a write."""
+    """Device and namespace whose read count grows when the whole read succeeds; None for what nobody asked for."""
     io_ns: int = 0
     faults: list[ItemFault] = field(default_factory=list)
 
@@ -157,6 +159,7 @@ class DiskMover:
                 device.problem = str(why)
                 logs.event(logging.ERROR, "disk not usable", ("directory", device.directory), ("why", device.problem))
         self._engine = self._open_engine(inherited)
+        self._scrubbing = Scrubbing(inherited)
 
     def _open_engine(self, inherited: Inheritance) -> DiskEngine | None:
         """The engine; None without a store, or if the configured engine is refused. Then no device is used."""
@@ -198,10 +201,15 @@ class DiskMover:
         eventfd = self._engine.eventfd if self._engine is not None else -1
         if eventfd >= 0:
             poll.register(eventfd, select.POLLIN)
+        if self._scrubbing.eventfd >= 0:
+            poll.register(self._scrubbing.eventfd, select.POLLIN)
         while True:
             for descriptor, _ in poll.poll(self._patience_ms()):
                 if descriptor == eventfd:
                     self._complete()
+                elif descriptor == self._scrubbing.eventfd:
+                    for report in self._scrubbing.reports():
+                        self._report(report)
                 elif not self._take_order():
                     return
             self._try_notes_again()
@@ -230,8 +238,10 @@ class DiskMover:
             case Demote(job, records):
                 self._found = []
                 self._submit(job, "write", records)
-            case Promote(job, records):
-                self._submit(job, "read", records)
+            case Promote(job, records, asked):
+                self._submit(job, "read", records, asked=asked)
+            case Scrub():
+                self._scrubbing.begin(order)
             case Note(namespace, document, void):
                 self._note(namespace, document, void)
             case ForgetNotes(namespaces, void):
@@ -253,8 +263,8 @@ class DiskMover:
             case _:
                 raise AssertionError(f"{type(order).__name__} is no order for disks")
 
-    def _submit(self, job: int, kind: Literal["write", "read"], records: bytes) -> None:
-        """Submits a job to the engine. All its records are for one device."""
+    def _submit(self, job: int, kind: Literal["write", "read"], records: bytes, *, asked: bool = False) -> None:
+        """Submits a job to the engine. All its records are for one device. asked: a read that counts as a hit."""
         count = len(records) // DiskStore.RECORD_BYTES
         first = next(unpack_disk(records))
         device = self._devices[first.device]
@@ -263,7 +273,7 @@ class DiskMover:
             faults = [ItemFault(item, "io") for item in range(count)]
             self._report(Moved(job, faults, io_ns=0, sums=_packed(sums)))
             return
-        self._jobs[job] = Job(count, sums, (device, first.namespace) if kind == "read" else None)
+        self._jobs[job] = Job(count, sums, (device, first.namespace) if asked else None)
         self._engine.submit(job, kind, records)
 
     def _note(self, namespace: bytes, document: bytes, void: int) -> None:

@@ -22,6 +22,7 @@ from kvserver import logs
 from kvserver.errors import DeviceError
 from kvserver.ipc.fd_sockets import Receiver, close_all, send
 from kvserver.ipc.inheritance import Inheritance, die_with_parent
+from kvserver.movers.scrubbing import Scrubbing
 from kvserver.transfer.device import open_device
 from kvserver.transfer.native import (
     NO_DIGEST,
@@ -50,6 +51,7 @@ from kvserver.wire.orders import (
     Order,
     Ready,
     Report,
+    Scrub,
     UnmapCache,
     Unmapped,
     decode_order,
@@ -76,10 +78,12 @@ class Mover(ABC):
         engine: CopyEngine | DeviceEngine,
         facts: list[tuple[str, str]],
         ledger: Ledger | None,
+        scrubbing: Scrubbing | None = None,
     ) -> None:
         """ledger: the sums of what is stored; None without digests."""
         self._brain = brain
         self._ledger = ledger
+        self._scrubbing = scrubbing or Scrubbing()
         self._unverified: dict[int, int] = {}
         """Retrieve -> its shards whose sum is not known."""
         self._engine = engine
@@ -92,6 +96,8 @@ class Mover(ABC):
         poll = select.poll()
         poll.register(self._brain, select.POLLIN)
         poll.register(self._engine.eventfd, select.POLLIN)
+        if self._scrubbing.eventfd >= 0:
+            poll.register(self._scrubbing.eventfd, select.POLLIN)
         busy_until_s = 0.0
         while True:
             readable = poll.poll(0)
@@ -103,6 +109,9 @@ class Mover(ABC):
             for descriptor, _ in readable:
                 if descriptor == self._engine.eventfd:
                     self._complete()
+                elif descriptor == self._scrubbing.eventfd:
+                    for report in self._scrubbing.reports():
+                        self._report(report)
                 elif not self._take_order():
                     return
 
@@ -133,6 +142,8 @@ class Mover(ABC):
                 self._unmap_cache(cache)
             case ArenaReady(slabs):
                 self._arena_ready(slabs)
+            case Scrub():
+                self._scrubbing.begin(order)
 
     def _begin(self, order: Copy) -> None:
         """Submits a copy, a retrieve with the sums that it must come to."""
@@ -188,8 +199,10 @@ class HostMover(Mover):
 
     _engine: CopyEngine
 
-    def __init__(self, brain: socket.socket, engine: CopyEngine, ledger: Ledger | None) -> None:
-        super().__init__(brain, engine, [], ledger)
+    def __init__(
+        self, brain: socket.socket, engine: CopyEngine, ledger: Ledger | None, scrubbing: Scrubbing | None = None
+    ) -> None:
+        super().__init__(brain, engine, [], ledger, scrubbing)
         self._mapped: set[int] = set()
 
     def _submit(self, order: Copy, copies: list[CopyGroup]) -> None:
@@ -218,8 +231,10 @@ class DeviceMover(Mover):
     """Same as in the engine's threads: 32 MiB take 0.6 ms, and waking up takes 0.1 to 0.2 ms on an idle machine."""
     _engine: DeviceEngine
 
-    def __init__(self, brain: socket.socket, engine: DeviceEngine, ledger: Ledger | None) -> None:
-        super().__init__(brain, engine, engine.facts, ledger)
+    def __init__(
+        self, brain: socket.socket, engine: DeviceEngine, ledger: Ledger | None, scrubbing: Scrubbing | None = None
+    ) -> None:
+        super().__init__(brain, engine, engine.facts, ledger, scrubbing)
 
     def _submit(self, order: Copy, copies: list[CopyGroup]) -> None:
         where = order.cache, order.word, order.generation
@@ -286,14 +301,15 @@ def _open(inherited: Inheritance, brain: socket.socket) -> Mover:
     """A mover whose engine has passed its self-test. Raises DeviceError."""
     config = inherited.config
     ledger = Ledger(inherited.ledger, config.ledger_span_bytes) if config.digests == "on" else None
+    scrubbing = Scrubbing(inherited)
     if inherited.device == "host":
         self_test()
-        return HostMover(brain, CopyEngine(inherited.arena, config.arena_bytes, config.copy_threads), ledger)
+        return HostMover(brain, CopyEngine(inherited.arena, config.arena_bytes, config.copy_threads), ledger, scrubbing)
     assert inherited.device != "disk"
     engine = open_device(inherited.device, inherited.device_id, inherited.arena, config)
     if note := dict(engine.facts)["kernels-note"]:
         logs.event(logging.WARNING, "kernels built in", ("why", " ".join(note.split())))
-    return DeviceMover(brain, engine, ledger)
+    return DeviceMover(brain, engine, ledger, scrubbing)
 
 
 def main() -> Never:

@@ -5,7 +5,8 @@ checksum. Pure packing: the service decides what is written, and when.
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from hashlib import sha256
 from typing import NamedTuple
 
 import msgspec
@@ -17,6 +18,10 @@ RECORD = struct.Struct("<q32s32s32sHHIIIQQ")
 NO_PARENT = bytes(32)
 NO_SUM = (1 << 64) - 1
 """Takes the place of a payload's sum that nobody computed (docs/digest.md)."""
+SHARD = struct.Struct("<HH")
+NAMES_BYTES = 8
+SCRUB_ITEM = struct.Struct(f"<qQ{NAMES_BYTES}s")
+"""Slot, bytes of its payload, and names_hash() of that payload (_native.Scrubber)."""
 NO_GROUP = 0xFFFF
 """Group of a mark: the record of a chunk without a slot (tiers/marks.py)."""
 
@@ -66,6 +71,11 @@ class DiskRecord(NamedTuple):
     device: int
     stored_s: int
     """Time of the write in seconds since 1970, set by the device."""
+
+
+def names_hash(namespace: bytes, group: int, shard: int, keys: Iterable[bytes]) -> bytes:
+    """Hash of the names of payloads, which the ledger must have at their slots (_native.Ledger.sums)."""
+    return sha256(b"".join((namespace, SHARD.pack(group, shard), *keys))).digest()[:NAMES_BYTES]
 
 
 def pack_disk(record: DiskRecord) -> bytes:

@@ -94,6 +94,14 @@ class ArenaReady(Frame, tag="arena-ready", frozen=True):
     slabs: int
 
 
+class Scrub(Frame, tag="scrub", frozen=True):
+    """Compares slots of the arena with the ledger, for a mover of any device. Report: Scrubbed."""
+
+    job: int
+    items: Packed
+    """_native.Scrubber says how they are packed."""
+
+
 # ---------------------------------------------------------------- brain → disk mover
 
 DISK_ITEMS_MAX = 2048
@@ -112,6 +120,8 @@ class Promote(Frame, tag="promote", frozen=True):
 
     job: int
     records: bytes
+    asked: bool = True
+    """Somebody asked for the chunk. Otherwise it is read only to be compared, and counts as no hit."""
 
 
 class Note(Frame, tag="note", frozen=True):
@@ -152,7 +162,7 @@ class EraseDevice(Frame, tag="erase-device", frozen=True):
 
 
 Order = (
-    MapBoard | DropBoard | MapCache | UnmapCache | Copy | Cancel | ArenaReady
+    MapBoard | DropBoard | MapCache | UnmapCache | Copy | Cancel | ArenaReady | Scrub
     | Demote | Promote | Note | ForgetNotes | Recover | TellRecords | DrainDevice | EraseDevice
 )  # fmt: skip
 
@@ -206,6 +216,16 @@ class Done(Frame, tag="done", frozen=True):
     that order."""
     unverified: int = 0
     """Shards of a retrieve that were not compared, because nobody summed them when they were stored."""
+
+
+class Scrubbed(Frame, tag="scrubbed", frozen=True):
+    """The end of a Scrub: its slots are not read any more."""
+
+    job: int
+    wrong: tuple[int, ...]
+    """Items that have other bytes, or another name, than the ledger says. Numbered in their order."""
+    bytes: int
+    """That were compared. Payloads that nobody summed when they were stored are left out."""
 
 
 # ---------------------------------------------------------------- disk mover → brain
@@ -289,7 +309,10 @@ class FoundRecords(Frame, tag="found-records", frozen=True):
     records: bytes
 
 
-Report = Ready | Mapped | MapFailed | Unmapped | Done | Moved | Noted | DeviceIs | FoundNote | Listed | FoundRecords
+Report = (
+    Ready | Mapped | MapFailed | Unmapped | Done | Scrubbed
+    | Moved | Noted | DeviceIs | FoundNote | Listed | FoundRecords
+)  # fmt: skip
 
 # ---------------------------------------------------------------- brain → supervisor
 

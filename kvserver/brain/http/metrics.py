@@ -342,6 +342,10 @@ class SnapshotCollector(Collector):
         yield family
         text = "Shards that were loaded without a digest to compare: they were stored while digests were off."
         yield _counter("unverified_shards", text, value=seen.shards_unverified)
+        text = "Bytes that were compared before anybody asked for them (scrub_bytes_per_s)."
+        yield _counter("scrubbed_bytes", text, "tier", seen.scrubbed_bytes)
+        text = "How long the last full round of the scrub took. 0: none has ended."
+        yield _gauge("scrub_round_seconds", text, "tier", self._status.scrub_round_s)
         is_on = self._status.digests == "on"
         yield _gauge("digests", "1: what is loaded is compared with what was stored. 0: it is not.", value=is_on)
 

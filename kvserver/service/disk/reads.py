@@ -111,13 +111,13 @@ def ended(
     tier.waits.feed()
     groups = sum({1 << space.parts[part].group for part in wrong}) & node.on_disk
     if groups and lost and core.chunks.spaces.get(space.digest) is space:
-        _lose(core, tier, space, node, groups=groups, now_ns=now_ns)
+        lose(core, tier, space, node, groups=groups, now_ns=now_ns)
     elif wrong:
         tier.waits.fail_all([node], mover_lost(), now_ns)
     tier.waits.arrived(space, node, now_ns)
 
 
-def _lose(core: Core, tier: DiskTier, space: Space, node: Node, *, groups: int, now_ns: int) -> None:
+def lose(core: Core, tier: DiskTier, space: Space, node: Node, *, groups: int, now_ns: int) -> None:
     """Handles groups of a chunk that cannot be read. If the chunk is servable without them, the leases that need them
     end, and, in arrived(), the fetches that wait for them. Otherwise the chunk ends for everybody, with all below it.
     Chunks that retrieves still read are cut off."""
@@ -125,7 +125,7 @@ def _lose(core: Core, tier: DiskTier, space: Space, node: Node, *, groups: int, 
     left = node.in_dram | (node.on_disk & ~groups)
     if left & space.needed == space.needed:
         tier.chunks.lose(space, node, groups)
-        _end_in_need(core, space, node, groups)
+        _end_in_need(core, space, node, groups & ~node.in_dram)
         return
     cut_off(core, space, node, unreadable(), now_ns, cut=lambda: tier.chunks.lose(space, node, groups))
 

@@ -235,6 +235,10 @@ class Chunks:
         self._forget_some_of(space, 1)
         return True
 
+    def space_of(self, node: Node) -> Space | None:
+        """The namespace of a node; None when it was cleared or cut off."""
+        return next((space for space in self.spaces.values() if space.nodes.get(node.key) is node), None)
+
     # ---------------------------------------------------------------- lookup and pins
 
     def servable(self, space: Space, keys: bytes) -> int:

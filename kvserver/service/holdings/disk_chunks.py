@@ -166,8 +166,7 @@ class DiskChunks:
         for part in job.parts:
             slot = self._chunks.room.take(space.parts[part].slot_bytes, job, spares_dirty=spares_dirty)
             if slot is None:
-                for mine in slots:
-                    self._chunks.pool.free(mine)
+                self._free_slots(slots)
                 self._chunks.unpin(space, node)
                 return False
             slots.append(slot)
@@ -197,6 +196,28 @@ class DiskChunks:
             space.put_in_dram(node, in_dram, slots)
         self._chunks.count(space, node, 1)
         self._chunks.unpin(space, node)
+
+    def begin_scrub(self, job: DiskJob) -> bool:
+        """Takes free slots for every shard that is on disk, without an eviction; all of them or none."""
+        space, node = job.space, job.node
+        assert node not in self.busy
+        assert node.disk is not None
+        slots: list[int] = []
+        for part in job.parts:
+            slot = self._chunks.pool.allocate(space.parts[part].slot_bytes, job)
+            if slot is None:
+                self._free_slots(slots)
+                return False
+            slots.append(slot)
+        self._chunks.pin(node)
+        job.takes(slots, [node.disk.extents[part] for part in job.parts])
+        self._began(job)
+        return True
+
+    def end_scrub(self, job: DiskJob) -> None:
+        self._ended(job)
+        self._free_slots(job.slots)
+        self._chunks.unpin(job.space, job.node)
 
     # ---------------------------------------------------------------- what goes
 
@@ -306,6 +327,10 @@ class DiskChunks:
         last. Otherwise the largest is first: a small one would take the only empty segment, which the large one then
         has to empty again."""
         return self.room.empties_for(device, extent_bytes), -extent_bytes
+
+    def _free_slots(self, slots: list[int]) -> None:
+        for slot in slots:
+            self._chunks.pool.free(slot)
 
     def _began(self, job: DiskJob) -> None:
         self.jobs[job.number] = job

@@ -54,6 +54,7 @@ def status(core: Core, now_ns: int) -> Status:
         tenants=tenants,
         arc=_arc(core.chunks.arc) if core.chunks.arc is not None else None,
         digests="on" if core.bounds.verifies else "off",
+        scrub_round_s={tier: walk.round_ns / 1e9 for tier, walk in core.scrub.walks.items()},
         namespaces=len(core.chunks.spaces),
         chunks=core.chunks.chunks,
         chunks_max=core.bounds.chunks_max,

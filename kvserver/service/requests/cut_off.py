@@ -46,6 +46,7 @@ def _moved_to(core: Core, space: Space, doomed: set[Node], rest: Space) -> None:
     for running in core.jobs.values():
         if running.tail is not None and running.tail in doomed and running.space is space:
             running.move_to(rest)
+    core.scrub.moved(space, doomed, rest)
     for other in core.disk.chunks.jobs.values() if core.disk is not None else ():
         if other.node in doomed and other.space is space:
             other.move_to(rest)

@@ -24,11 +24,15 @@ Tier = Literal["dram", "disk"]
 
 def expect(core: Core, mover: Mover) -> None:
     """Counts begin at zero when a mover is ready: an alert sees the first mismatch only if there was a count before."""
+    scrubs = ("scrub",) if core.bounds.scrub_bytes_per_s else ()
     for mode in MODES.get(mover.device, GPU_MODES):
         core.counters.mismatched(0, tier="dram", device=_device(mover), mode=mode)
+    if scrubs:
+        core.counters.mismatched(0, tier="dram", device="host", mode="scrub")
     if mover.device == "disk" and core.disk is not None:
         for device in range(len(core.disk.devices)):
-            core.counters.mismatched(0, tier="disk", device=str(device), mode="promote")
+            for mode in ("promote", *scrubs):
+                core.counters.mismatched(0, tier="disk", device=str(device), mode=mode)
 
 
 def _device(mover: Mover) -> str:
@@ -44,12 +48,22 @@ def in_retrieve(core: Core, job: Job, wrong: list[tuple[Node, int]], mode: str, 
     drop(core, job.space.digest, min((node for node, _ in wrong), key=lambda node: node.depth), now_ns)
 
 
+def in_scrub(core: Core, wrong: list[tuple[Space, Node, int]], now_ns: int) -> None:
+    """A scrub has found chunks of DRAM wrong. wrong: (namespace, chunk, group)."""
+    for space, node, group in wrong[:LINES_MAX]:
+        tell(core, space, node, group, tier="dram", device="host", mode="scrub")
+    core.counters.mismatched(len(wrong) - len(wrong[:LINES_MAX]), tier="dram", device="host", mode="scrub")
+    for space, node, _ in wrong:
+        drop(core, space.digest, node, now_ns)
+
+
 def on_device(core: Core, job: DiskJob, group: int) -> None:
     """A disk mover has found a shard wrong: in DRAM before it wrote it, or on disk."""
     if job.kind == "write":
         tell(core, job.space, job.node, group, tier="dram", device="disk", mode="demote")
     else:
-        tell(core, job.space, job.node, group, tier="disk", device=str(job.device), mode="promote")
+        mode = "scrub" if job.kind == "scrub" else "promote"
+        tell(core, job.space, job.node, group, tier="disk", device=str(job.device), mode=mode)
 
 
 def tell(core: Core, space: Space, node: Node, group: int, *, tier: Tier, device: str, mode: str) -> None:

@@ -4,10 +4,8 @@ The brain forwards packed block ids and never looks into them. It adds the slot 
 once and pins the last node that it reached, so that making room for the next chunk cannot evict the one before.
 """
 
-import struct
 from array import array
 from collections.abc import Sequence
-from hashlib import sha256
 from typing import NamedTuple
 
 from kvserver.errors import DeviceError, RequestError, ResourceError
@@ -20,7 +18,7 @@ from kvserver.service.state.jobs import GroupRun, Held, Job, Walk
 from kvserver.service.state.leases import Lease
 from kvserver.service.state.sessions import Session
 from kvserver.service.telling.evicted_keys import Cause
-from kvserver.tiers.records import NO_SUM
+from kvserver.tiers.records import NO_SUM, names_hash
 from kvserver.wire.messages import (
     ALL_RIGHT,
     BLOCKS_MAX,
@@ -37,8 +35,6 @@ from kvserver.wire.messages import (
 from kvserver.wire.orders import Cancel, Copy, CopyGroup, Done
 
 BLOCK_ID_BYTES = 4
-NAMES_BYTES = 8
-SHARD = struct.Struct("<HH")
 
 
 class Span(NamedTuple):
@@ -372,7 +368,7 @@ def _names(job: Job, chain: Sequence[Node], span: Span) -> bytes:
     other chunks."""
     part = job.space.parts[job.cache.parts[span.group]]
     keys = [node.key for node in chain[span.first : span.last]]
-    return sha256(b"".join((job.space.digest, SHARD.pack(part.group, part.shard), *keys))).digest()[:NAMES_BYTES]
+    return names_hash(job.space.digest, part.group, part.shard, keys)
 
 
 def _wrong_chunks(job: Job, wrong: Sequence[int]) -> list[tuple[Node, int]]:

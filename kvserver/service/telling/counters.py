@@ -24,6 +24,7 @@ JOB_ENDS = ("done", "abandoned", "failed", "invalid")
 JOB_KINDS = ("store", "retrieve")
 DIRECTIONS = (*JOB_KINDS, "demote", "promote")
 EVICTED_FOR = ("store", "promote", "index")
+SCRUB_TIERS = ("dram", "disk")
 LOOKUP_RESULTS = ("dram", "disk", "declined", "unwanted", "miss")
 HIT_RESULTS = ("dram", "disk")
 """Results that count as hits: the server serves these, the engine had or computes all others."""
@@ -138,6 +139,7 @@ class Counters:
         "mover_restarts",
         "replies_dropped",
         "retrieves",
+        "scrubbed_bytes",
         "sessions_closed",
         "sessions_opened",
         "shards_unverified",
@@ -183,7 +185,9 @@ class Counters:
         """Shards that movers copied out of the arena without comparing a digest: nobody had made one."""
         self.digest_mismatches: dict[tuple[str, str, str], int] = {}
         """Shards with other bytes than were stored, by (tier, device, mode). tier: where the bytes lay, dram or disk.
-        mode: how they moved, or promote or demote."""
+        mode: how they moved, or promote or demote; scrub: they were only compared."""
+        self.scrubbed_bytes = dict.fromkeys(SCRUB_TIERS, 0)
+        """Bytes that were read and compared before anybody asked for them, by tier."""
         self.evicted_for = dict.fromkeys(EVICTED_FOR, 0)
         """Chunks that left DRAM to make room, by what needed it: a store, a read from disk, or the index."""
         self.evicted_to_disk = 0
@@ -298,6 +302,9 @@ class Counters:
         """Counts shards with other bytes than were stored."""
         where = tier, device, mode
         self.digest_mismatches[where] = self.digest_mismatches.get(where, 0) + number
+
+    def scrubbed(self, tier: Literal["dram", "disk"], count: int) -> None:
+        self.scrubbed_bytes[tier] += count
 
     def took(self, direction: str, moved_bytes: int, moved_ns: int) -> None:
         """Counts the speed of a job that ended well. moved_ns: from its first byte to its last."""

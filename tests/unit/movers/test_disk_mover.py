@@ -539,6 +539,21 @@ def test_chunks_that_were_read_whole_are_counted_and_outlive_the_mover(places: t
 
 
 @pytest.mark.usefixtures("kept_at_once")
+def test_chunks_that_nobody_asked_for_are_not_counted(places: tuple[Path, Path]) -> None:
+    directory, _ = places
+    write_a_chain(directory)
+    with Brain(directory) as brain:
+        brain.devices(1)
+        brain.order(Promote(1, pack_disk(record(b"a", b"\0", place=2, generation=10)), asked=False))
+        moved = brain.next()
+        assert isinstance(moved, Moved)
+        assert not moved.faults
+        brain.order(TellRecords())
+        assert brain.next() == FoundRecords(b"")
+    assert chunks_read(directory) == {}
+
+
+@pytest.mark.usefixtures("kept_at_once")
 def test_a_store_that_is_made_anew_has_not_been_read(places: tuple[Path, Path]) -> None:
     directory, _ = places
     write_a_chain(directory)
