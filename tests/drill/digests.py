@@ -90,7 +90,7 @@ BUGS = (
         "P8",
         "a retrieve names the parts of another shard",
         TRANSFERS,
-        r"SHARD\.pack\(part\.group, part\.shard\)",
-        r"SHARD.pack(part.group, 0)",
+        r"names_hash\(job\.space\.digest, part\.group, part\.shard, keys\)",
+        r"names_hash(job.space.digest, part.group, 0, keys)",
     ),
 )
