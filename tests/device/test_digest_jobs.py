@@ -11,7 +11,7 @@ from kvserver.transfer.native import DONE, FAILED, NO_DIGEST, digest_sum
 from tests.device.conftest import VENDORS
 from tests.device.digest_rig import MODES, PRIME, REACHES, Halves, Planted, Scene, many_faults, stretches_of, with_sums
 from tests.device.mover_rig import RETRIEVE, STORE
-from tests.device.simulated import CORRUPT, Machine
+from tests.device.simulated import CODE, CORRUPT, Machine
 from tests.rigs.oracle_plan import CopyGroup
 from tests.rigs.slow_digest import slow_sum
 
@@ -191,37 +191,45 @@ class Mistake(NamedTuple):
     where: str
     """The process in which it happens."""
     operation: str
-    """A stream's; `skip` of them pass before."""
-    skip: int
+    """A stream's; of a kernel also its report."""
+    action: int = CORRUPT
+    jobs: tuple[str, ...] = ("store", "retrieve")
 
 
+STORES = ("store",)
+"""A kernel sums what it reads. What a scatter writes wrongly afterwards is outside a digest's way."""
 MISTAKES = [
-    *(Mistake("staged", "client", "run:kernel", skip) for skip in (0, 1)),
-    Mistake("staged", "client", "run:copy", 0),
-    Mistake("staged", "mover", "run:copy", 0),
+    Mistake("staged", "client", "run:kernel", jobs=STORES),
+    Mistake("staged", "mover", "run:copy"),
+    Mistake("server-gather", "mover", "run:kernel", jobs=STORES),
+    Mistake("server-gather", "mover", "run:copy"),
+    Mistake("direct with a ring", "mover", "run:copy"),
+    Mistake("direct", "mover", "run:copy"),
     *(
-        Mistake("server-gather", "mover", operation, skip)
-        for operation in ("run:kernel", "run:copy")
-        for skip in (0, 1)
+        Mistake(mode, where, "run:report", action)
+        for mode, where in (
+            ("staged", "client"),
+            ("server-gather", "mover"),
+            ("direct with a ring", "client"),
+            ("direct", "mover"),
+        )
+        for action in (CORRUPT, CODE)
     ),
-    Mistake("direct with a ring", "client", "run:kernel", 0),
-    Mistake("direct with a ring", "mover", "run:copy", 0),
-    Mistake("direct", "mover", "run:kernel", 0),
-    *(Mistake("direct", "mover", "run:copy", skip) for skip in (0, 1)),
 ]
 
 
-@pytest.mark.parametrize("kind", ["store", "retrieve"])
-@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize(("mistake", "kind"), [(mistake, kind) for mistake in MISTAKES for kind in mistake.jobs])
 def test_a_mistake_of_the_device_is_noticed(halves: Halves, mistake: Mistake, kind: str) -> None:
-    """A copy or a kernel writes one wrong byte: into pages, staging, the arena, or the sums themselves."""
+    """A copy or a kernel writes one wrong byte, into staging, the arena, or the report; or there is no report."""
     with Scene(halves, mistake.mode, "register", 6) as scene:
         pid = halves.client.pid if mistake.where == "client" else scene.mover.half.pid
         copies = scene.whole()
-        good = scene.store(copies)
+        for _ in range(SEGMENTS):  # each has a right report of these bytes then
+            good = scene.store(copies)
+            scene.retrieve(good)
 
         def mistaken(job: str, brought: list[CopyGroup]) -> list[int]:
-            with halves.machine.rule(mistake.operation, CORRUPT, pid=pid, skip=mistake.skip, times=1) as rule:
+            with halves.machine.rule(mistake.operation, mistake.action, code=1, pid=pid, times=1) as rule:
                 end = scene.run(job, brought)
                 assert rule.met(), "it happened"
             if job == "store" and end.status == "done":
@@ -235,10 +243,8 @@ def test_a_mistake_of_the_device_is_noticed(halves: Halves, mistake: Mistake, ki
             wrong = [at for at, right in enumerate(scene.sums_of(copies)) if right != sums[at]]
             assert wrong
             scene.fails(with_sums(copies, sums), Planted(mistake.operation, wrong))
-        for _ in range(SEGMENTS):  # a number that was read wrong makes the next pass of its segment wrong as well
-            scene.run("store", copies)
-            scene.run("retrieve", good)
-        scene.retrieve(scene.store(copies))
+        for _ in range(SEGMENTS):
+            scene.retrieve(scene.store(copies))
 
 
 def test_digests_do_not_spoil_a_stream_capture(halves: Halves) -> None:

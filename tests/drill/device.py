@@ -135,18 +135,26 @@ BUGS = (
     Bug(
         "P1",
         "bytes that a retrieve leaves in staging are not summed",
-        f"{GPU}/engine",
-        r"rests \? segment_address\(segment\) : 0",
-        r"rests ? 0 : 0",
+        f"{GPU}/staging",
+        r"const bool rests = copy && copy->way == Way::TO_DEVICE;",
+        r"const bool rests = false;",
         (f"{DIGESTS} -k planted",),
     ),
     Bug(
         "P1",
-        "sums of a store are read before they are made",
+        "a link does not wait for the gather, nor do its sums",
         GPU,
-        r"if \(packer_->poll\(flight\.segment\) == PackState::WAITING\) return Look::WAITS; (collect)",
-        r"\1",
+        r"link\(flight, packed\);",
+        r"link(flight, nullptr);",
         (f"{DIGESTS} -k late",),
+    ),
+    Bug(
+        "P1",
+        "what an earlier kernel reported counts",
+        GPU,
+        r"report\.launch == pass\.launch \? digest_sum\(report\.shares\) : DigestSum\(\)",
+        r"digest_sum(report.shares)",
+        (f"{DIGESTS} -k mistake",),
     ),
     # ------------------------------------------------------------ P2: every failure is a miss within its deadline
     Bug(

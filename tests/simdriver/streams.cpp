@@ -259,8 +259,9 @@ int launch(void* function, unsigned blocks, unsigned threads, void* stream, void
     return enqueue(stream, [launch, device = found->device] {
         const Verdict verdict = begin_operation("run:kernel");
         if (verdict.code) return verdict.code;
+        const Verdict of_report = launch.kernel == Kernel::DIGEST ? consult("run:report") : Verdict{};
         const std::shared_lock lock(table_lock());
-        return run_kernel(launch, device, verdict.corrupt);
+        return run_kernel(launch, device, {verdict.corrupt, of_report.corrupt, of_report.code != 0});
     });
 }
 

@@ -241,15 +241,7 @@ void DeviceJob::link(Flight& flight, const Event* after) {
 }
 
 DeviceJob::Look DeviceJob::look_at(Flight& flight) {
-    switch (flight.stage) {
-        case Flight::Stage::PACKING:
-            return look_at_packing(flight);
-        case Flight::Stage::LINKING:
-            return look_at_linking(flight);
-        case Flight::Stage::SUMMING:
-            break;
-    }
-    return look_at_summing(flight);
+    return flight.stage == Flight::Stage::PACKING ? look_at_packing(flight) : look_at_linking(flight);
 }
 
 DeviceJob::Look DeviceJob::look_at_packing(Flight& flight) {
@@ -283,18 +275,10 @@ DeviceJob::Look DeviceJob::look_at_linking(Flight& flight) {
     }
     if (order_.kind == JobKind::STORE && flight.work != SegmentWork::COPY &&
         packer_->packed(flight.segment) != nullptr) {
-        flight.stage = Flight::Stage::SUMMING;
-        return look_at_summing(flight);
+        collect(flight);  // their kernel ended before the link began
     }
     packer_->recycle(flight.segment);
     return order_.kind == JobKind::STORE ? Look::LANDED : Look::GONE;
-}
-
-DeviceJob::Look DeviceJob::look_at_summing(Flight& flight) {
-    if (packer_->poll(flight.segment) == PackState::WAITING) return Look::WAITS;
-    collect(flight);
-    packer_->recycle(flight.segment);
-    return Look::LANDED;
 }
 
 // ------------------------------------------------------------------ sums

@@ -87,7 +87,7 @@ class DeviceJob {
   private:
     // A segment, or a stretch of a direct job, on its way.
     struct Flight {
-        enum class Stage { PACKING, LINKING, SUMMING };  // SUMMING: the bytes have arrived before their sums
+        enum class Stage { PACKING, LINKING };
         Stage stage;
         uint32_t segment = 0;                 // of the packer
         std::vector<SegmentPart> parts = {};  // empty: a stretch of a direct job
@@ -113,7 +113,6 @@ class DeviceJob {
     Look look_at(Flight& flight);
     Look look_at_packing(Flight& flight);
     Look look_at_linking(Flight& flight);
-    Look look_at_summing(Flight& flight);
     void pack(Flight& flight);
     void link(Flight& flight, const Event* after);
     SegmentWork work_of(const std::vector<SegmentPart>& parts) const;

@@ -129,7 +129,7 @@ class KernelPacker : public Packer {
     // Less than pieces_max(), because a piece may be cut in two when a stretch is expanded in parts.
     SegmentLimits limits() const override { return {segment_bytes_, pieces_max() / 8 * 7, UINT64_MAX, PARTS_MAX}; }
     Address segment_address(uint32_t segment) const override { return memory_->address() + segment * segment_bytes_; }
-    const Event* packed(uint32_t segment) const override { return &segments_[segment].packed; }
+    const Event* packed(uint32_t segment) const override { return &segments_[segment].ended; }
 
     std::optional<uint32_t> claim() override {
         const uint32_t segment = next_;
@@ -149,11 +149,11 @@ class KernelPacker : public Packer {
             if (work != SegmentWork::COPY) passes_->begin_sum(segment);
             add(stretch, pool, work, segment);
         }
-        if (work != SegmentWork::SUM) {
+        if (work == SegmentWork::COPY) {
             kernels_.launch(way_, target.pieces.address(), listed_, segment_address(segment), stream_);
-            target.packed.record(stream_);
+        } else {
+            passes_->launch(segment, kernels_, tables_.get(), stream_);
         }
-        if (work != SegmentWork::COPY) passes_->launch(segment, kernels_, tables_.get(), stream_);
         target.ended.record(stream_);
         target.begun = true;
     }
@@ -175,10 +175,9 @@ class KernelPacker : public Packer {
   private:
     struct Segment {
         Segment(const Driver& driver, uint64_t pieces_max)
-            : pieces(driver, pieces_max * sizeof(Piece)), packed(driver), ended(driver) {}
+            : pieces(driver, pieces_max * sizeof(Piece)), ended(driver) {}
         PinnedMemory pieces;
-        Event packed;  // by the copying kernel
-        Event ended;   // the sums as well
+        Event ended;
         bool claimed = false;
         bool begun = false;
     };
@@ -208,11 +207,10 @@ class KernelPacker : public Packer {
             add({shard, staging + static_cast<uint32_t>(middle - begin), middle, end}, pool, work, segment);
             return;
         }
-        if (work != SegmentWork::SUM) list(segments_[segment]);
-        if (work == SegmentWork::COPY) return;
-        // Bytes that a retrieve leaves in staging belong to its shards as well.
-        const bool rests = way_ == Way::TO_DEVICE && work == SegmentWork::COPY_AND_SUM;
-        const bool listed = passes_->add(segment, stretch, pieces_, rests ? segment_address(segment) : 0);
+        if (work == SegmentWork::COPY) return list(segments_[segment]);
+        std::optional<PassCopy> copy;
+        if (work == SegmentWork::COPY_AND_SUM) copy = {way_, segment_address(segment)};
+        const bool listed = passes_->add(segment, stretch, pieces_, copy);
         KV_ASSERT(listed);
     }
 
@@ -233,7 +231,7 @@ class KernelPacker : public Packer {
     std::optional<DigestPasses> passes_;
     uint32_t next_ = 0;
     std::vector<Piece> pieces_;  // of the part that begin() expands
-    uint32_t listed_ = 0;        // pieces of the segment that begin() fills
+    uint32_t listed_ = 0;        // pieces of the segment that begin() fills, where it only copies
 };
 
 }  // namespace

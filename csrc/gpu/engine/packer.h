@@ -39,7 +39,7 @@ class Packer {
     virtual void begin(uint32_t segment, uint64_t job, SegmentWork work, const Pool& pool,
                        const std::vector<StagedStretch>& stretches) = 0;
     virtual PackState poll(uint32_t segment) = 0;
-    // An event that a DMA can wait for on the device instead of poll(); null if there is none. Sums may come later.
+    // An event that a DMA can wait for on the device instead of poll(); null if there is none.
     virtual const Event* packed(uint32_t segment) const = 0;
     // The sum of each stretch of a segment that is DONE and was to be summed. A client's may be any numbers.
     virtual std::vector<DigestSum> sums(uint32_t segment) = 0;

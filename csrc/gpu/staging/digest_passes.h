@@ -1,22 +1,29 @@
-// The digest passes beside the copies of segments: the list of each, and the sums that kv_digest adds up.
+// Launches of kv_digest for segments: the list of each, and its sums. Where a segment is copied, that kernel copies it.
 //
-// A pass reads the pages themselves: for a store the memory that a gather reads, for a retrieve what a scatter wrote.
-// Its pieces are made from those of the copy, so that nothing is expanded twice.
+// Device memory has the numbers that the crews add to. The kernel leaves zeros there, and reports to the host.
 //
 // Used by one thread. All memory is taken by the constructor.
 
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "base/digest.h"
+#include "gpu/driver/driver.h"
 #include "gpu/driver/handles.h"
 #include "gpu/kernels/kernels.h"
 #include "gpu/staging/stretches.h"
 
 namespace kv::gpu {
+
+// What a pass copies: TO_HOST gathers into the segment at that device address, TO_DEVICE scatters from it.
+struct PassCopy {
+    Way way;
+    Address segment;
+};
 
 class DigestPasses {
   public:
@@ -27,30 +34,26 @@ class DigestPasses {
     void begin(uint32_t segment);
     // The pieces after this belong to another sum.
     void begin_sum(uint32_t segment);
-    // Adds the pieces that were expanded from a stretch. `staged`: device address of the segment, where the stretch's
-    // bytes that are in none of its blocks are read instead; 0: they are left out. False: the list is full.
-    bool add(uint32_t segment, const StagedStretch& stretch, std::span<const Piece> pieces, Address staged);
-    // Enqueues the pass, and then the copy of its sums to the host.
+    // Adds the pieces that were expanded from a stretch. With `copy` they are copied as well. A scatter also sums the
+    // stretch's bytes that are in none of its blocks, in staging. False: the list is full.
+    bool add(uint32_t segment, const StagedStretch& stretch, std::span<const Piece> pieces,
+             const std::optional<PassCopy>& copy);
+    // Enqueues the pass: one kernel.
     void launch(uint32_t segment, const Kernels& kernels, const DigestTables& tables, const Stream& stream);
-    // After the pass has ended: its sums.
+    // After the pass has ended: its sums. One that this pass did not report has no bytes.
     std::vector<DigestSum> sums(uint32_t segment) const;
 
   private:
     struct Pass {
         uint32_t pieces = 0;
         uint32_t sums = 0;
-        // The device's numbers before the pass. They are zeroed only once: a copy in front of each pass would wait for
-        // its turn at the link. A copy to the host that did not happen shows as bytes that nobody summed.
-        bool zeroed = false;
-        std::vector<DigestShares> before;
+        uint64_t launch = 0;  // counts them; what the memory has first is of none
     };
-
-    std::span<DigestShares> shares_of(uint32_t segment) const;
 
     const uint32_t pieces_max_;
     const uint32_t sums_max_;
-    const DeviceMemory shares_;
-    const PinnedMemory seen_;  // the shares, as they were copied to the host
+    const DeviceMemory totals_;  // for each segment a counter, then shares
+    const PinnedMemory reports_;
     const PinnedMemory lists_;
     std::vector<Pass> passes_;
 };

@@ -144,27 +144,28 @@ struct StagedCopier::Work {
         return true;
     }
 
-    // Launches the kernels for a list. False: the list is invalid.
+    // Launches the kernel for a list. False: the list is invalid.
     bool launch(const RingOwner::Asked& asked, Slot& mine) {
         const uint32_t index = asked.lane * SEGMENTS + asked.segment;
         const Address segment = staging.address() + segment_offset(asked.lane, asked.segment, segment_bytes);
-        // Bytes that a retrieve leaves in staging belong to its shards as well.
-        const bool rests = asked.lane == RETRIEVE_LANE && asked.work == SegmentWork::COPY_AND_SUM;
-        if (!expand_list(asked, *mine.ring, index, rests ? segment : 0)) return false;
-        if (asked.work != SegmentWork::SUM) {
+        const PassCopy copy = {asked.lane == STORE_LANE ? Way::TO_HOST : Way::TO_DEVICE, segment};
+        const bool copies = asked.work != SegmentWork::SUM;
+        if (!expand_list(asked, *mine.ring, index, copies ? std::optional(copy) : std::nullopt)) return false;
+        if (asked.work == SegmentWork::COPY) {
             const uint64_t list = index * PIECE_LIST_BYTES;
             std::ranges::copy(std::as_bytes(std::span(pieces)), piece_lists.data() + list);  // perhaps none
-            const auto way = asked.lane == STORE_LANE ? Way::TO_HOST : Way::TO_DEVICE;
             const auto count = static_cast<uint32_t>(pieces.size());
-            kernels.launch(way, piece_lists.address() + list, count, segment, mine.stream);
+            kernels.launch(copy.way, piece_lists.address() + list, count, segment, mine.stream);
+        } else {
+            passes.launch(index, kernels, tables.get(), mine.stream);
         }
-        if (asked.work != SegmentWork::COPY) passes.launch(index, kernels, tables.get(), mine.stream);
         mine.event.record(mine.stream);
         return true;
     }
 
-    // Lists the pieces that are copied, and those that are summed. staged: as in DigestPasses::add().
-    bool expand_list(const RingOwner::Asked& asked, const Ring& from, uint32_t index, Address staged) {
+    // Lists the pieces that are only copied, or those that are summed. copy: as in DigestPasses::add().
+    bool expand_list(const RingOwner::Asked& asked, const Ring& from, uint32_t index,
+                     const std::optional<PassCopy>& copy) {
         pieces.clear();
         passes.begin(index);
         try {
@@ -175,7 +176,7 @@ struct StagedCopier::Work {
                 if (asked.work == SegmentWork::COPY) continue;
                 if (end > DIGEST_PAYLOAD_BYTES_MAX) return false;
                 passes.begin_sum(index);
-                if (!passes.add(index, stretch, std::span(pieces).subspan(first), staged)) return false;
+                if (!passes.add(index, stretch, std::span(pieces).subspan(first), copy)) return false;
             }
         } catch (const Refusal&) {
             return false;
