@@ -43,7 +43,7 @@ class CodeError(Exception):
 
 
 def memory_instructions(code_object: bytes, kernel: str) -> list[str]:
-    """In the order of the code: "global_load_dwordx4", "scratch_store_dword", "buffer", "s_load" …"""
+    """In the order of the code: "global_load_dwordx4", "scratch_store_dword", "buffer_inv", "s_load" …"""
     words = _words_of(code_object, kernel)
     found = []
     at = 0

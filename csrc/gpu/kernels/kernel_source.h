@@ -158,7 +158,7 @@ KV_FUNCTION Word64 take(Word64 from) {
     asm volatile("atom.global.exch.b64 %0, [%1], 0;" : "=l"(before) : "l"(from) : "memory");
     return before;
 }
-KV_FUNCTION void fence_before() { asm volatile("membar.gl;" : : : "memory"); }
+KV_FUNCTION void fence_before() { asm volatile("fence.acq_rel.gpu;" : : : "memory"); }
 KV_FUNCTION void fence_after() { fence_before(); }
 KV_FUNCTION void fence_for_host() { asm volatile("membar.sys;" : : : "memory"); }
 KV_FUNCTION unsigned of_first_lane(unsigned number) {
