@@ -154,9 +154,15 @@ __attribute__((target("avx2"))) inline __m256i products(__m256i evens, __m256i o
 constexpr unsigned TOP_SHIFT = 58;
 static_assert(DIGEST_COLUMNS / Columns::STEP_WORDS <= 64);
 
-Wide whole_sum(uint64_t low, uint32_t top) {
-    const Wide least = static_cast<Wide>(top) << TOP_SHIFT;
-    return least + (low - static_cast<uint64_t>(least));
+Wide whole_sum(const uint64_t (&lows)[4], const uint32_t* tops) {
+    Wide rest = 0;
+    uint64_t top = 0;
+    for (size_t lane = 0; lane < 4; ++lane) {
+        const uint64_t of_lane = tops[lane / 2 * 4 + lane % 2];
+        rest += lows[lane] - (of_lane << TOP_SHIFT);
+        top += of_lane;
+    }
+    return (static_cast<Wide>(top) << TOP_SHIFT) + rest;
 }
 
 // Raises what comes from memory from 12 to 20 GB/s a core, next to 25 for reading alone. 1 and 4 KiB do less.
@@ -174,11 +180,14 @@ __attribute__((target("avx2"))) Wide sum_words_avx2(const std::byte* data, size_
     const auto rest = sum_words_portable < keep == Keep::NOT ? keep : Keep::STORED > ;
     constexpr size_t STEP = Columns::STEP_WORDS;
     const size_t before = std::min(count, -first % STEP);
-    Wide sum = rest(data, first, before, reading, target);
-    data += WORD_BYTES * before;
-    if constexpr (keep != Keep::NOT) target += WORD_BYTES * before;
-    first += before;
-    count -= before;
+    Wide sum = 0;
+    if (before > 0) {
+        sum = rest(data, first, before, reading, target);
+        data += WORD_BYTES * before;
+        if constexpr (keep != Keep::NOT) target += WORD_BYTES * before;
+        first += before;
+        count -= before;
+    }
 
     const size_t steps = count / STEP;
     if (steps == 0) return sum + rest(data, first, count, reading, target);
@@ -207,13 +216,8 @@ __attribute__((target("avx2"))) Wide sum_words_avx2(const std::byte* data, size_
     _mm256_store_si256(reinterpret_cast<__m256i*>(lows), low);
     _mm256_store_si256(reinterpret_cast<__m256i*>(highs), high);
     _mm256_store_si256(reinterpret_cast<__m256i*>(counts), tops);
-    Wide upper_sum = 0;
-    for (size_t lane = 0; lane < 4; ++lane) {
-        const uint32_t* const tops_of_lane = counts + lane / 2 * 4 + lane % 2;
-        sum += whole_sum(lows[lane], tops_of_lane[0]);
-        upper_sum += whole_sum(highs[lane], tops_of_lane[2]);
-    }
-    sum += upper_sum << LIMB_BITS;
+    sum += whole_sum(lows, counts) + (whole_sum(highs, counts + 2) << LIMB_BITS);
+    if (count % STEP == 0) return sum;
     return sum + rest(data, first + steps * STEP, count % STEP, reading, target);
 }
 
@@ -292,7 +296,8 @@ uint64_t sum_rows(std::span<const std::byte> stretch, uint64_t offset, SumWords 
 }  // namespace
 
 DigestSum operator+(const DigestSum& one, const DigestSum& other) {
-    return {reduced(static_cast<Wide>(one.sum) + other.sum), one.bytes + other.bytes};
+    const uint64_t sum = one.sum + other.sum;
+    return {sum < P ? sum : sum - P, one.bytes + other.bytes};
 }
 
 DigestSum digest_sum(std::span<const std::byte> stretch, uint64_t offset, DigestPath path) {
