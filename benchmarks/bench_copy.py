@@ -1,7 +1,7 @@
 """How much of the link do stores and retrieves of GPU memory reach, and how much does the engine slow down?
 
 `python -m benchmarks.bench_copy [--modes staged,direct,server-gather] [--pages-kib 2,4,32] [--request-mib 256]
-[--engine idle,compute,memory] [--json]`; needs torch and a GPU.
+[--engine idle,compute,memory] [--digests off,on] [--json]`; needs torch and a GPU.
 
 The engine is this process: a pool of GPU memory, kvclient, and (busy) a thread that launches bf16 matrix products or
 a memory-bound kernel back to back. Requests go through the real socket; block ids are shuffled.
@@ -14,6 +14,9 @@ Ceiling: one contiguous asynchronous copy of 256 MiB between pinned host memory 
 next to each burst, with the engine idle; `link_*`: the same with the engine busy. `engine_*`: the engine's rate
 during the burst, relative to its rate alone just before.
 
+--digests off,on: two servers of one machine, one without digests and one with them, take turns in each round. Names of
+cases end with `off` or `on` then.
+
 Every byte of the first and the last burst is compared on the device, outside the timed part.
 """
 
@@ -21,7 +24,8 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from typing import TypeVar
 
@@ -173,45 +177,70 @@ class Engine:
             self._thread.join()
 
 
-def measure(
-    client: Client, rows: Rows, link: Link, *, mode: str, kib: int, request_bytes: int, engine_kind: str
-) -> None:
-    pool = Pool(client, kib, request_bytes, mode)
-    engine = Engine(engine_kind)
-    speeds: dict[str, list[float]] = {"store": [], "retrieve": []}
-    ceilings: dict[str, list[float]] = {"store": [], "retrieve": []}
-    kept: dict[str, list[float]] = {"store": [], "retrieve": []}
-    for number in range(ROUNDS):
-        burst = pool.burst(client, number)
-        pool.fill()
+class Case:
+    """One mode and size on one server: its pool, and what its bursts came to."""
+
+    def __init__(self, client: Client, name: str, mode: str, kib: int, request_bytes: int) -> None:
+        self.client = client
+        self.pool = Pool(client, kib, request_bytes, mode)
+        self.name = f"{kib}k_{self.pool.request_bytes // MIB}m{name}"
+        self.speeds: dict[str, list[float]] = {"store": [], "retrieve": []}
+        self.ceilings: dict[str, list[float]] = {"store": [], "retrieve": []}
+        self.kept: dict[str, list[float]] = {"store": [], "retrieve": []}
+
+    def round(self, number: int, link: Link, engine: Engine, engine_kind: str) -> None:
+        burst = self.pool.burst(self.client, number)
+        self.pool.fill()
         for kind in ("store", "retrieve"):
             ceiling = link.sample(kind) if engine_kind == "idle" else 0.0
             alone = engine.rate(lambda: time.sleep(0.3))[1] if engine_kind != "idle" else 0.0
             speed, rate = engine.rate(burst.store if kind == "store" else burst.retrieve)
             if number:
-                speeds[kind].append(speed)
-                ceilings[kind].append(ceiling or CEILINGS[kind])
-                kept[kind].append(rate / alone if alone else 1.0)
+                self.speeds[kind].append(speed)
+                self.ceilings[kind].append(ceiling or CEILINGS[kind])
+                self.kept[kind].append(rate / alone if alone else 1.0)
         if number in (0, ROUNDS - 1):
             burst.compare()
         if number < ROUNDS - 1:
-            client.clear(pool.namespace)
+            self.client.clear(self.pool.namespace)
+
+    def report(self, rows: Rows, mode: str, engine_kind: str) -> None:
+        burst = self.pool.burst(self.client, ROUNDS)
+        self.pool.fill()
+        for kind in ("store", "retrieve"):
+            case = f"{mode}_{engine_kind}_{kind}_{self.name}"
+            rows.add(case, self.speeds[kind], "GB/s", ceilings=self.ceilings[kind])
+            if engine_kind == "idle":
+                link_gbps = statistics.median(self.ceilings[kind])
+                CEILINGS[kind] = max(CEILINGS[kind], link_gbps)
+                link_ms = self.pool.request_bytes / link_gbps / 1e6
+                times_ms = singles(burst, kind)
+                rows.add(f"single_{case}", times_ms, "ms", ceilings=[link_ms] * len(times_ms))
+            else:
+                rows.add(f"engine_{case}", self.kept[kind], "of alone")
+        self.client.unregister(self.pool.cache).result(60)
+        self.client.clear(self.pool.namespace)
+
+
+def measure(
+    clients: Mapping[str, Client],
+    rows: Rows,
+    link: Link,
+    *,
+    mode: str,
+    kib: int,
+    request_bytes: int,
+    engine_kind: str,
+) -> None:
+    """clients: end of the case's name -> client of a server. They take turns."""
+    cases = [Case(client, name, mode, kib, request_bytes) for name, client in clients.items()]
+    engine = Engine(engine_kind)
+    for number in range(ROUNDS):
+        for case in cases if number % 2 else reversed(cases):
+            case.round(number, link, engine, engine_kind)
     engine.close()
-    burst = pool.burst(client, ROUNDS)
-    pool.fill()
-    for kind in ("store", "retrieve"):
-        case = f"{mode}_{engine_kind}_{kind}_{kib}k_{pool.request_bytes // MIB}m"
-        rows.add(case, speeds[kind], "GB/s", ceilings=ceilings[kind])
-        if engine_kind == "idle":
-            link_gbps = statistics.median(ceilings[kind])
-            CEILINGS[kind] = max(CEILINGS[kind], link_gbps)
-            link_ms = pool.request_bytes / link_gbps / 1e6
-            times_ms = singles(burst, kind)
-            rows.add(f"single_{case}", times_ms, "ms", ceilings=[link_ms] * len(times_ms))
-        else:
-            rows.add(f"engine_{case}", kept[kind], "of alone")
-    client.unregister(pool.cache).result(60)
-    client.clear(pool.namespace)
+    for case in cases:
+        case.report(rows, mode, engine_kind)
 
 
 def measure_link(rows: Rows, link: Link, engine_kind: str) -> None:
@@ -234,12 +263,19 @@ def main() -> None:
     parser.add_argument("--pages-kib", default=",".join(map(str, REGIONS_OF_PAGE_KIB)))
     parser.add_argument("--request-mib", default="256")
     parser.add_argument("--engine", default="idle")
+    parser.add_argument("--digests", default="on", help="off, on, or off,on: both in turns")
     given = parser.parse_args()
     requests = [int(mib) * MIB for mib in given.request_mib.split(",")]
     device = torch.cuda.get_device_name(0)
     rows = Rows("copy", as_json=given.json, config=f"{device}, torch {torch.__version__}, 256-token chunks, shuffled")
     arena = 2 * max(BURST_BYTES, REQUESTS_MIN * max(requests))
-    with serving(("--slab-bytes", str(512 * MIB)), arena, engine="bench-copy") as (_, client):
+    variants = given.digests.split(",")
+    with ExitStack() as stack:
+        clients = {}
+        for digests in variants:
+            flags = "--slab-bytes", str(512 * MIB), "--digests", digests
+            _, client = stack.enter_context(serving(flags, arena, engine="bench-copy"))
+            clients[f"_{digests}" if len(variants) > 1 else ""] = client
         link = Link(256 * MIB)
         CEILINGS.update({kind: link.sample(kind) for kind in ("store", "retrieve")})
         say(f"link {CEILINGS}")
@@ -249,10 +285,10 @@ def main() -> None:
             for mode in given.modes.split(","):
                 for kib in map(int, given.pages_kib.split(",")):
                     for request_bytes in requests:
-                        measure(
-                            client, rows, link, mode=mode, kib=kib, request_bytes=request_bytes, engine_kind=engine_kind
-                        )
-            say(str([mover["facts"] for mover in client.status()["movers"]]))
+                        sizes = {"kib": kib, "request_bytes": request_bytes}
+                        measure(clients, rows, link, mode=mode, engine_kind=engine_kind, **sizes)
+            for client in clients.values():
+                say(str([mover["facts"] for mover in client.status()["movers"]]))
 
 
 if __name__ == "__main__":

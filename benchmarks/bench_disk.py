@@ -9,9 +9,10 @@ same number of payloads in flight. Both use the same memory: fio's buffers are a
 virtual disk may be twice as fast with contiguous memory. How much of it is contiguous is a matter of luck, unless
 --huge-pages takes 2 MiB at a time (vm.nr_hugepages).
 
-We also compute a checksum of each payload, and write two more blocks: zeros over the old header, and the new header.
+We also compute the digest of each payload, and write two more blocks: zeros over the old header, and the new header.
 A round is one run of ours and one of fio; they take turns going first, and the ratio is computed in each round. The
-rate is payload bytes / time from the first request to the last completion. Without fio only our rates are shown.
+rate is payload bytes / time from the first request to the last completion. A second row has our processor time for
+each GB, of all threads. Without fio only our rates are shown.
 Recovery: a store full of records of 16 KiB, written but not flushed before.
 """
 
@@ -22,7 +23,6 @@ import os
 import random
 import select
 import shutil
-import struct
 import subprocess
 import tempfile
 import time
@@ -31,9 +31,9 @@ from typing import Literal
 
 from benchmarks.rows import Rows, option_parser, say
 from kvserver._native import DiskEngine, DiskStore, create_memfd
+from kvserver.tiers.records import DISK_RECORD, NO_SUM
+from kvserver.transfer.disk import COMPLETION
 
-RECORD = struct.Struct("<q32s32s32sHHIIIQqII")
-COMPLETION = struct.Struct("<QIHHQQQ")
 SEGMENT_BYTES = 64 << 20
 HUGE_PAGE_BYTES = 2 << 20
 WAIT_MS = 60_000
@@ -80,10 +80,12 @@ class Ours:
             stores=[self.store],
             engine="auto",
             depth=depth,
-            hash_threads=min(4, os.cpu_count() or 1),
+            sum_threads=min(4, os.cpu_count() or 1),
         )
         self.engine.arena_ready(arena_bytes)
         self.generation = 0
+        self.cpu_s_per_gb = 0.0
+        """Of the last round, over all threads."""
         self.held: dict[int, int] = {}
         """Extent -> generation."""
         self.chooser = random.Random(2)
@@ -115,11 +117,11 @@ class Ours:
             generation = self.held[extent]
             names = (bytes(32), generation.to_bytes(32, "little"), bytes(32))
             shape = (0, 0, self.record_bytes, 0, self.record_bytes // 4096)
-            packed += RECORD.pack(slot * self.record_bytes, *names, *shape, generation, extent, 0, 0)
+            packed += DISK_RECORD.pack(slot * self.record_bytes, *names, *shape, generation, NO_SUM, extent, 0, 0)
         poll = select.poll()
         poll.register(self.engine.eventfd, select.POLLIN)
         records = bytes(packed)
-        begun = time.perf_counter()
+        cpu_s, begun = time.process_time(), time.perf_counter()
         self.engine.submit(1, kind, records)
         left = len(extents)
         while left:
@@ -128,7 +130,9 @@ class Ours:
             for completion in COMPLETION.iter_unpack(self.engine.completions(left)):
                 assert completion[2] == DiskEngine.DONE, completion
                 left -= 1
-        return len(extents) * self.record_bytes / (time.perf_counter() - begun) / 1e9
+        gb, seconds = len(extents) * self.record_bytes / 1e9, time.perf_counter() - begun
+        self.cpu_s_per_gb = (time.process_time() - cpu_s) / gb
+        return gb / seconds
 
 
 class Fio:
@@ -191,7 +195,7 @@ def rates(given: argparse.Namespace, directory: Path) -> None:
             fio = given.fio and Fio(given.fio, directory / "fio", memory=memory, **sizes, depth=depth)
             say(ours.engine.backend)
             for kind in [kind for kind in kinds if kind in given.kinds]:
-                runs, ceilings = [], []
+                runs, ceilings, cpu_s = [], [], []
                 for turn in range(given.rounds):
                     if not fio:
                         runs.append(ours.gb_per_s(kind))
@@ -201,7 +205,9 @@ def rates(given: argparse.Namespace, directory: Path) -> None:
                     else:
                         runs.append(ours.gb_per_s(kind))
                         ceilings.append(fio.gb_per_s(kind))
+                    cpu_s.append(ours.cpu_s_per_gb)
                 rows.add(f"{kind}_{kib}k_depth{depth}", runs, "GB/s", ceilings=ceilings)
+                rows.add(f"{kind}_{kib}k_depth{depth}_cpu", cpu_s, "s/GB")
             ours.close()
             for half in (DiskStore.FILE, DiskStore.HEADERS):
                 (directory / half).unlink()

@@ -1,16 +1,20 @@
-"""How much of the memory's speed do stores and retrieves reach? `python benchmarks/bench_host.py [--json] [--smoke]`
+"""How much of the memory's speed do stores and retrieves reach?
+
+`python benchmarks/bench_host.py [--json] [--smoke] [--digests off,on]`
 
 Requests of 256 MiB through the real socket, three in flight, block ids shuffled, page sizes from 2 KiB to 1 MiB. A run
 is a burst of 6 requests: GB/s = their bytes / the time from the first call to the last completed future.
 Ceiling: the best contiguous copy of as many bytes with 1, 2 and 4 threads, plain and non-temporal, between touched
 memfds. It is sampled before and after every run, because the speed of this memory drifts during a measurement. Ratio
 = median over the runs of (GB/s / ceiling of that run). Every byte is compared, outside the timed part.
+
+--digests off,on: two servers, one without digests and one with them, take turns in each round.
 """
 
-import itertools
 import os
 import statistics
 import struct
+from contextlib import ExitStack
 
 from benchmarks.bursts import Burst
 from benchmarks.rows import Rows, option_parser, say
@@ -35,8 +39,6 @@ THREADS = (1, 2, 4)
 REQUESTS = 6
 """Requests in a burst."""
 IN_FLIGHT = 3
-SAMPLES = 3
-"""Samples of the ceiling in a round."""
 WIPE = struct.Struct("<QQQ")
 MIB = 1 << 20
 NAMESPACE_TAIL = struct.Struct(">28sI")
@@ -105,58 +107,93 @@ class Ceiling:
         self._source, self._target = create_memfd("ceiling", copy_bytes), create_memfd("ceiling", copy_bytes)
         self._samples: dict[tuple[int, bool], list[float]] = {(n, nt): [] for n in THREADS for nt in (False, True)}
 
-    def sample(self) -> None:
+    def sample(self) -> float:
+        """Samples each kind of copy; GB/s of the one that has been best so far."""
         for (threads, non_temporal), samples in self._samples.items():
             seconds = copy_seconds(self._source, self._target, self._bytes, threads, non_temporal)
             samples.append(self._bytes / seconds / 1e9)
+        return self._samples[self._best()][-1]
 
-    def best(self) -> tuple[list[float], str]:
-        """All samples of the kind with the largest median, and its name."""
-        threads, non_temporal = max(self._samples, key=lambda how: statistics.median(self._samples[how]))
-        kind = "non-temporal" if non_temporal else "plain"
-        return self._samples[(threads, non_temporal)], f"{threads} threads {kind}"
+    def median(self) -> float:
+        return statistics.median(self._samples[self._best()])
+
+    def best(self) -> str:
+        """The kind of copy with the largest median."""
+        threads, non_temporal = self._best()
+        return f"{threads} threads {'non-temporal' if non_temporal else 'plain'}"
+
+    def _best(self) -> tuple[int, bool]:
+        return max(self._samples, key=lambda how: statistics.median(self._samples[how]))
 
     def close(self) -> None:
         os.close(self._source)
         os.close(self._target)
 
 
-def run(*, request_bytes: int, page_sizes: tuple[int, ...], rounds: int, as_json: bool) -> None:
+class Case:
+    """Bursts of one pool on one server."""
+
+    def __init__(self, client: Client, page_bytes: int, request_bytes: int) -> None:
+        self.client = client
+        self.pool = Pool(client, page_bytes, request_bytes)
+        self.rates: dict[str, list[float]] = {"store": [], "retrieve": []}
+        self.beside: dict[str, list[float]] = {"store": [], "retrieve": []}
+
+    def round(self, number: int, ceiling: Ceiling) -> None:
+        burst = Burst(self.client, self.pool, number, requests=REQUESTS, in_flight=IN_FLIGHT)
+        self.pool.fill()
+        before = ceiling.sample()  # this also evicts the fill from the processor's caches
+        for name, run in (("store", burst.store), ("retrieve", burst.retrieve)):
+            self.rates[name].append(run())
+            after = ceiling.sample()
+            self.beside[name].append((before + after) / 2)
+            before = after
+        burst.compare()
+
+    def close(self) -> None:
+        self.client.unregister(self.pool.cache).result(30)
+        self.client.clear(self.pool.namespace)
+        self.pool.close()
+
+
+def run(
+    *, request_bytes: int, page_sizes: tuple[int, ...], rounds: int, digests: tuple[str, ...], as_json: bool
+) -> None:
     arena_bytes = 2 * REQUESTS * request_bytes
-    rows = Rows(
-        "host", as_json=as_json, config=f"requests of {request_bytes / MIB:g} MiB, 256-token chunks, shuffled blocks"
-    )
-    with serving(("--slab-bytes", str(request_bytes)), arena_bytes, engine="bench-host") as (_, client):
+    config = f"requests of {request_bytes / MIB:g} MiB, 256-token chunks, shuffled blocks"
+    rows = Rows("host", as_json=as_json, config=config)
+    with ExitStack() as stack:
+        clients = {}
+        for setting in digests:
+            flags = ("--slab-bytes", str(request_bytes), "--digests", setting)
+            _, clients[setting] = stack.enter_context(serving(flags, arena_bytes, engine="bench-host"))
         for page_bytes in page_sizes:
-            pool = Pool(client, page_bytes, request_bytes)
             ceiling = Ceiling(request_bytes)
-            stores, retrieves = [], []
+            cases = {setting: Case(client, page_bytes, request_bytes) for setting, client in clients.items()}
             for number in range(rounds + 1):  # the first warms up
-                burst = Burst(client, pool, number, requests=REQUESTS, in_flight=IN_FLIGHT)
-                pool.fill()
-                ceiling.sample()  # this also evicts the fill from the processor's caches
-                stores.append(burst.store())
-                ceiling.sample()
-                retrieves.append(burst.retrieve())
-                ceiling.sample()
-                burst.compare()
-            samples, how = ceiling.best()
-            say(f"page {page_bytes}: ceiling {statistics.median(samples):.2f} GB/s by {how}")
-            beside = [(before + after) / 2 for before, after in itertools.pairwise(samples)]
-            rows.add(f"store_{page_bytes >> 10}k", stores[1:], "GB/s", ceilings=beside[SAMPLES::SAMPLES])
-            rows.add(f"retrieve_{page_bytes >> 10}k", retrieves[1:], "GB/s", ceilings=beside[SAMPLES + 1 :: SAMPLES])
-            client.unregister(pool.cache).result(30)
-            client.clear(pool.namespace)
-            pool.close()
+                for case in cases.values():
+                    case.round(number, ceiling)
+            for setting, case in cases.items():
+                for name, rates in case.rates.items():
+                    suffix = f"_{setting}" if len(cases) > 1 else ""
+                    row = f"{name}_{page_bytes >> 10}k{suffix}"
+                    rows.add(row, rates[1:], "GB/s", ceilings=case.beside[name][1:])
+                case.close()
+            say(f"page {page_bytes}: ceiling {ceiling.median():.2f} GB/s by {ceiling.best()}")
             ceiling.close()
 
 
 def main() -> None:
-    given = option_parser(__doc__, smoke="tiny sizes").parse_args()
+    parser = option_parser(__doc__, smoke="tiny sizes")
+    parser.add_argument("--digests", default="on", help="on, off, or off,on: two servers by turns")
+    given = parser.parse_args()
+    digests = tuple(given.digests.split(","))
     if given.smoke:
-        run(request_bytes=16 * MIB, page_sizes=(2 << 10, 128 << 10), rounds=2, as_json=given.json)
+        pages = (2 << 10, 128 << 10)
+        run(request_bytes=16 * MIB, page_sizes=pages, rounds=2, digests=digests, as_json=given.json)
     else:
-        run(request_bytes=256 * MIB, page_sizes=tuple(REGIONS_OF_PAGE), rounds=7, as_json=given.json)
+        pages = tuple(REGIONS_OF_PAGE)
+        run(request_bytes=256 * MIB, page_sizes=pages, rounds=7, digests=digests, as_json=given.json)
 
 
 if __name__ == "__main__":

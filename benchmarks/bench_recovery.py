@@ -33,6 +33,7 @@ from kvserver.tiers.extents import extents_per_segment
 from kvserver.tiers.records import (
     DOCUMENT_FORMAT,
     NO_PARENT,
+    NO_SUM,
     DiskRecord,
     GroupDocument,
     NamespaceDocument,
@@ -89,6 +90,7 @@ def chains(records: int) -> Iterator[DiskRecord]:
             tenant=0,
             extent_bytes=EXTENT_BYTES,
             generation=number + 1,
+            sum=NO_SUM,
             offset=segment * SEGMENT_BYTES + position * EXTENT_BYTES,
             device=0,
             stored_s=0,
@@ -101,7 +103,7 @@ def fill(directory: Path, records: int) -> None:
     store, _ = open_store(str(directory), device=0, capacity_bytes=disk_bytes_for(records), segment_bytes=SEGMENT_BYTES)
     arena = create_memfd("bench-recovery", BATCH * EXTENT_BYTES)
     engine = DiskEngine(
-        arena_fd=arena, arena_bytes=BATCH * EXTENT_BYTES, stores=[store], engine="auto", depth=64, hash_threads=1
+        arena_fd=arena, arena_bytes=BATCH * EXTENT_BYTES, stores=[store], engine="auto", depth=64, sum_threads=1
     )
     poll = select.poll()
     poll.register(engine.eventfd, select.POLLIN)

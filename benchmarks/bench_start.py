@@ -4,33 +4,32 @@ answer_ms: from starting the process to the first answered lookup of another pro
 bytes of the arena at that moment. grown_ms: until the whole arena is usable. Each start is a new server with a new
 arena.
 
-sum_ms, compare_ms: time added to a stop and to a start when a full arena is kept: the summing process, from start to
-end. sum_gbs, compare_gbs: bytes of the arena / that time, next to a memory copy with as many threads.
+stop_ms, kept_answer_ms: a stop in order of a server whose arena, kept on tmpfs (arena_path), is full; and from the next
+start to the first lookup that finds a chunk of it.
 """
 
 import os
+import shutil
 import struct
-import subprocess
-import sys
+import tempfile
 import time
+from array import array
 from contextlib import closing
-
-import msgspec
 
 from benchmarks.bench_service import brain_rss_mib
 from benchmarks.replay.served import Served
 from benchmarks.rows import Rows, option_parser
-from benchmarks.serving import PATIENT
+from benchmarks.serving import PATIENT, serving
 from kvclient.client import Client
-from kvserver._native import Ledger, Pattern, copy_seconds, create_memfd
-from kvserver.config.config import Config
-from kvserver.ipc.inheritance import Inheritance, Sums
-from kvserver.supervisor.arena_sums import threads
-from kvserver.tiers.records import NO_PARENT, Record, pack
+from kvclient.values import Blocks, CacheSpec, HostBuffer, full_group
+from kvserver._native import create_memfd
+from kvserver.wire.messages import RegionRun
 
 GIB = 1 << 30
-SLOT_BYTES, HEADROOM_BYTES = 2 << 20, 96
-COPY_BYTES = GIB // 4
+PAGE_BYTES = 2 << 20
+FILL_BYTES = 16 * PAGE_BYTES
+"""Bytes of one prompt; its chunks have one page each."""
+NAMESPACE = b"bench-start".ljust(32, b".")
 
 
 def one_start(arena_bytes: int) -> tuple[float, float, float, float]:
@@ -55,50 +54,49 @@ def one_start(arena_bytes: int) -> tuple[float, float, float, float]:
     return answer_ms, ready_gib, grown_ms, rss_mib
 
 
-class Kept:
-    """A full arena with its ledger, as a server leaves them."""
-
-    def __init__(self, arena_bytes: int) -> None:
-        self._config = Config(arena_bytes=arena_bytes)
-        self.arena = create_memfd("bench-arena", arena_bytes)
-        with closing(Pattern(self.arena, arena_bytes)) as pattern:
-            pattern.fill(struct.pack("<QQQ", 0, arena_bytes, 1))
-        self._ledger = create_memfd("bench-ledger", Ledger.file_bytes(self._config.ledger_span_bytes))
-        payload_bytes = SLOT_BYTES - HEADROOM_BYTES
-        self.records = b"".join(
-            pack(Record(at, bytes(32), at.to_bytes(32), NO_PARENT, 0, 0, payload_bytes, 0, SLOT_BYTES, 1))
-            for at in range(0, arena_bytes, SLOT_BYTES)
-        )
-        Ledger(self._ledger, self._config.ledger_span_bytes).seal(self.records)
-
-    def seconds(self, sums: Sums) -> float:
-        descriptors = (self.arena, self._ledger)
-        inherited = Inheritance(
-            parent=os.getpid(), arena=self.arena, ledger=self._ledger, sums=sums, config=self._config
-        )
-        command = [sys.executable, "-m", "kvserver.supervisor.arena_sums", msgspec.json.encode(inherited).decode()]
-        began = time.perf_counter()
-        subprocess.run(command, pass_fds=descriptors, check=True, stderr=subprocess.DEVNULL)
-        return time.perf_counter() - began
-
-    def is_whole(self) -> bool:
-        ledger = Ledger(self._ledger, self._config.ledger_span_bytes)
-        return ledger.scan() == self.records and not ledger.damaged
+def fill(client: Client, arena_bytes: int) -> list[bytes]:
+    """Stores one prompt for each FILL_BYTES of the arena. Returns their keys."""
+    memory = create_memfd("bench-start", FILL_BYTES)
+    blocks = FILL_BYTES // PAGE_BYTES
+    pages = RegionRun(0, 0, 1, FILL_BYTES, PAGE_BYTES, PAGE_BYTES)
+    group = full_group(block_tokens=16, blocks=blocks, regions=[pages])
+    buffers = [HostBuffer(memory, FILL_BYTES)]
+    spec = CacheSpec(name="start", namespace=NAMESPACE, chunk_tokens=16, buffers=buffers, groups=[group])
+    cache = client.register_cache(spec)
+    cache.wait_registered(60)
+    prompts = [
+        b"".join(struct.pack(">QQ16x", prompt, block) for block in range(blocks))
+        for prompt in range(arena_bytes // FILL_BYTES)
+    ]
+    for keys in prompts:
+        stored = client.store(cache, 0, b"", keys, [Blocks(0, 0, array("i", range(blocks)))]).result(60)
+        assert stored.chunks == blocks, stored
+    client.unregister(cache).result(60)
+    os.close(memory)
+    return prompts
 
 
 def kept(rows: Rows, arena_bytes: int, turns: int) -> None:
-    memory = Kept(arena_bytes)
-    copied_bytes = min(arena_bytes, COPY_BYTES)
-    other = create_memfd("bench-copy", copied_bytes)
-    puts, compares, ceilings = list[float](), list[float](), list[float]()
-    for _ in range(turns):
-        puts.append(memory.seconds("put"))
-        compares.append(memory.seconds("compare"))
-        assert memory.is_whole()
-        ceilings.append(copied_bytes / copy_seconds(memory.arena, other, copied_bytes, threads(), True) / 1e9)
-    for name, seconds in (("sum", puts), ("compare", compares)):
-        rows.add(f"{name}_ms", [1e3 * second for second in seconds], "ms")
-        rows.add(f"{name}_gbs", [arena_bytes / second / 1e9 for second in seconds], "GB/s", ceilings=ceilings)
+    """Stops and starts a server over a full arena."""
+    stops, answers = list[float](), list[float]()
+    memory = tempfile.mkdtemp(dir="/dev/shm", prefix="bench-start-")
+    flags = ("--arena-path", memory, "--chunks-max", str(arena_bytes // PAGE_BYTES))
+    try:
+        with serving(flags, arena_bytes, engine="bench-start") as (served, client):
+            prompts = fill(client, arena_bytes)
+            for _ in range(turns):
+                began = time.perf_counter()
+                served.stop()
+                stops.append((time.perf_counter() - began) * 1e3)
+                began = time.perf_counter()
+                served.start()
+                while not client.lookup(NAMESPACE, prompts[0]).chunks:
+                    time.sleep(0.001)
+                answers.append((time.perf_counter() - began) * 1e3)
+    finally:
+        shutil.rmtree(memory)
+    rows.add("stop_ms", stops, "ms")
+    rows.add("kept_answer_ms", answers, "ms")
 
 
 def main() -> None:

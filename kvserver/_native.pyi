@@ -92,6 +92,7 @@ class Namer:
 # ---------------------------------------------------------------- digests of payloads
 
 DIGEST_PAYLOAD_BYTES_MAX: int  # 4 GiB
+NO_DIGEST: int  # 2**64 - 1: takes the place of a digest or a sum that nobody computed
 
 DigestSum = tuple[int, int]
 """(sum, bytes): the sum of that many bytes of a payload, a number below 2**61 - 1."""
@@ -112,7 +113,7 @@ def payload_digest(
 # ---------------------------------------------------------------- ledger
 
 class Ledger:
-    """The ledger: one checksummed 128-byte entry for each place where a slot can start (arena_offset // SLOT_ALIGN), in
+    """The ledger: one checksummed 136-byte entry for each place where a slot can start (arena_offset // SLOT_ALIGN), in
     a sparse memfd, and a table of namespace documents.
 
     One writer. An entry is published by a release store of its state after everything else, and withdrawn by a release
@@ -120,10 +121,10 @@ class Ledger:
 
     A record is RECORD_BYTES packed little-endian:
     arena_offset i64 | namespace 32s | key 32s | parent 32s | group u16 | shard u16 | payload_bytes u32 |
-    tenant u32 | slot_bytes / SLOT_ALIGN u32 | generation u64
+    tenant u32 | slot_bytes / SLOT_ALIGN u32 | generation u64 | sum of the payload u64, or NO_DIGEST
     """
 
-    RECORD_BYTES: int  # 128
+    RECORD_BYTES: int  # 136
     NAMESPACES_MAX: int  # 256
     DOCUMENT_BYTES_MAX: int  # 65536
 
@@ -152,16 +153,36 @@ class Ledger:
 
         The next access to a page costs a minor fault."""
     def namespaces(self) -> list[tuple[int, bytes]]: ...
-    def put_sums(self, arena: int, arena_bytes: int, threads: int) -> tuple[int, int, int]:
-        """Folds the sum of each sealed payload into its entry. Nobody may write to the arena any more.
+    def sums(self, arena_offsets: bytes, names: bytes) -> bytes | None:
+        """The sum of the payload in each of these slots, packed u64; NO_DIGEST where it is not known.
 
-        scan() does not take these entries for sealed until compare_sums() has found their bytes unchanged. arena: its
-        descriptor. Returns slots and bytes that were summed, and slots that were withdrawn as unreadable."""
-    def compare_sums(self, arena: int, arena_bytes: int, threads: int) -> tuple[int, int, int]:
-        """Compares the payloads with the sums of put_sums(). Unchanged entries are sealed again.
-
-        Returns unchanged slots and bytes, and changed slots: the next scan() drops and counts these."""
+        For readers beside the writer, while it keeps the slots; withdrawn entries still have their content. names: the
+        first 8 bytes of SHA-256(namespace || group u16 || shard u16 || keys of the slots). None: other payloads are
+        there."""
     def close(self) -> None: ...
+
+class Scrubber:
+    """Reads slots of the arena at the lowest priority, in a thread of its own, and compares them with the ledger.
+
+    It reads the arena as a file and maps nothing of it.
+
+    An item is ITEM_BYTES packed little-endian: arena_offset i64 | payload_bytes u64 | names 8s, as in Ledger.sums() for
+    this slot alone. Whoever orders it keeps the slot until the job has ended."""
+
+    ITEM_BYTES: int  # 24
+
+    def __init__(self, arena_fd: int, arena_bytes: int, ledger_fd: int, ledger_bytes: int) -> None:
+        """ledger_bytes: the arena_bytes of the ledger."""
+    @property
+    def eventfd(self) -> int:
+        """Readable when ends() may have some; read it to reset, then call ends()."""
+    def submit(self, job: int, items: bytes) -> None:
+        """Jobs are read in their order. Raises ValueError when an item is not in the arena."""
+    def ends(self, most: int) -> list[tuple[int, list[int], int]]:
+        """(job, wrong items, bytes). wrong: numbered in the order of the job's items. Other bytes or another name than
+        the ledger says, or not readable. bytes: that were compared, payloads without a known sum left out."""
+    def close(self) -> None:
+        """Stops after the read under way. Jobs that are left have no end."""
 
 # ---------------------------------------------------------------- job state words
 
@@ -200,11 +221,12 @@ Runs = Sequence[tuple[int, int, int, int, int, int]]
 """Fields of transfer.native.Run in order: buffer, offset, regions, region_stride, block_stride, page_bytes."""
 Groups = Sequence[tuple[int, int, Runs]]
 """For each group: (blocks_per_chunk, blocks, runs)."""
-CopyGroups = Sequence[tuple[int, int, bytes, bytes]]
-"""Fields of transfer.native.CopyGroup in order: group, first_block, block_ids (packed int32), slots (packed int64)."""
+CopyGroups = Sequence[tuple[int, int, bytes, bytes, bytes]]
+"""Fields of transfer.native.CopyGroup in order: group, first_block, block_ids (packed int32), slots (packed int64),
+sums (packed u64)."""
 JobMode = Literal["direct", "staged", "server-gather"]
 Status = Literal["done", "abandoned", "failed", "invalid", "unmapped", "mapped", "refused", "broken"]
-Completion = tuple[int, Status, int, int, str, str, JobMode]
+Completion = tuple[int, Status, int, int, str, str, JobMode, bytes, list[int]]
 """Fields of transfer.native.Completion. Only DeviceEngine has the last three statuses."""
 
 def plan_pieces(
@@ -255,9 +277,17 @@ class CopyEngine:
     def unmap_cache(self, cache: int) -> None:
         """Unmaps a cache after its last job, and completes with status "unmapped"."""
     def submit(
-        self, job: int, kind: Literal["store", "retrieve"], cache: int, word: int, generation: int, groups: CopyGroups
+        self,
+        job: int,
+        kind: Literal["store", "retrieve"],
+        cache: int,
+        word: int,
+        generation: int,
+        groups: CopyGroups,
+        digests: bool = False,
     ) -> None:
-        """Submits a job.
+        """Submits a job. digests: a store tells the sums of its shards. A retrieve compares them; where one differs, it
+        fails as "digest", with the bytes in the cache.
 
         Raises ValueError, without a completion, for an unknown or leaving cache, a word that is not on the session's
         board, a job number in use, or ids or slots that are not whole numbers. Other errors complete as "invalid"."""
@@ -350,9 +380,12 @@ class RingOwner:
     def __init__(self, segment_bytes: int) -> None: ...
     @property
     def fd(self) -> int: ...
-    def take(self, lane: int) -> tuple[int, int, int, bytes] | None:
-        """Takes a segment that the mover asked for: (segment, sequence, job, list); None when there is none."""
-    def done(self, lane: int, segment: int, sequence: int) -> None: ...
+    def take(self, lane: int) -> tuple[int, int, int, int, bytes] | None:
+        """Takes a segment that the mover asked for: (segment, sequence, job, work, list); None when there is none.
+
+        work: 0 copy, 1 copy and sum, 2 sum."""
+    def done(self, lane: int, segment: int, sequence: int, sums: bytes = b"") -> None:
+        """sums: (sum, bytes) of each stretch, packed u64, if they were asked for."""
     def fault(self, lane: int, segment: int, sequence: int, code: int) -> None: ...
     def sleep(self, timeout_ms: int) -> None: ...
 
@@ -362,8 +395,10 @@ class RingPeer:
     def __init__(self, fd: int, segment_bytes: int) -> None:
         """Maps a ring; the descriptor stays the caller's. Raises ValueError("staging: ...") unless it is a ring with
         that segment size."""
-    def ask(self, lane: int, segment: int, job: int, stretches: list[Stretch]) -> bool: ...
+    def ask(self, lane: int, segment: int, job: int, stretches: list[Stretch], work: int = 0) -> bool: ...
     def state(self, lane: int, segment: int) -> int: ...
+    def sums(self, lane: int, segment: int, count: int) -> bytes:
+        """(sum, bytes) of the first stretches of a segment that is done, packed u64: any numbers of the client's."""
     def withdraw(self, lane: int, segment: int) -> bool: ...
     def recycle(self, lane: int, segment: int) -> None: ...
     def fault(self, lane: int, segment: int) -> int: ...
@@ -377,11 +412,19 @@ class StagedCopier:
     """The client's thread that gathers into staging and scatters out of it (csrc/gpu/staging/staged_copier.h)."""
 
     def __init__(
-        self, vendor: str, library: str, ordinal: int, segment_bytes: int, rtc_library: str, cache_dir: str
+        self,
+        vendor: str,
+        library: str,
+        ordinal: int,
+        segment_bytes: int,
+        shard_bytes: int,
+        rtc_library: str,
+        cache_dir: str,
     ) -> None:
         """Allocates 16 segments of device memory, smaller than segment_bytes if there is not enough.
 
-        Raises ValueError("staging-memory: ..."), ("kernels: ..."); DriverError."""
+        shard_bytes: of the longest shard in any ring's layout. Raises ValueError("staging-memory: ..."),
+        ("device-memory: ..."), ("kernels: ..."); DriverError."""
     @property
     def handle(self) -> bytes:
         """IPC handle of the staging memory."""
@@ -391,7 +434,8 @@ class StagedCopier:
     def kernels(self) -> tuple[str, str, str]:
         """(provider, arch, note), as kernel_report returns them."""
     def begin_ring(self, groups: Groups, bases: list[int], buffer_bytes: list[int]) -> int:
-        """Makes a new ring and returns its descriptor, which stays the copier's. Raises ValueError unless quiet."""
+        """Makes a new ring and returns its descriptor, which stays the copier's. Raises ValueError unless quiet, or if
+        a shard is longer than shard_bytes."""
     def end_ring(self) -> None: ...
     @property
     def quiet(self) -> bool:
@@ -467,7 +511,8 @@ class DeviceEngine:
     @property
     def eventfd(self) -> int: ...
     def self_test(self) -> str:
-        """Stores and retrieves on scratch memory, packed and direct, and waits. Empty, or the problem."""
+        """Stores and retrieves on scratch memory, packed and direct, and waits. Compares bytes and sums. A flipped byte
+        must be noticed. Empty, or the problem."""
     def map_board(self, session: int, fd: int, words: int) -> None: ...
     def drop_board(self, session: int) -> None: ...
     def map_cache(
@@ -482,7 +527,7 @@ class DeviceEngine:
         """Maps a cache. buffers: (IPC handle, bytes).
 
         staging: (IPC handle, segment_bytes, descriptor of the ring, which stays the caller's). Refusals: "layout",
-        "handle", "handle-size", "handle-device", "handle-pid", "ipc-mode", "staging"."""
+        "handle", "handle-size", "handle-device", "handle-pid", "ipc-mode", "staging", "device-memory"."""
     def unmap_cache(self, cache: int) -> None:
         """Unmaps a cache. One that is not mapped (any more) is no error: it may have been refused meanwhile."""
     def submit(
@@ -494,10 +539,14 @@ class DeviceEngine:
         generation: int,
         groups: CopyGroups,
         mode: str,
+        digests: bool = False,
     ) -> None:
         """Submits a job. mode: that of the registered cache; raises ValueError for "staged" without staging.
 
-        If its copies are long enough, the job is "direct" instead; its completion has the mode."""
+        If its copies are long enough, the job is "direct" instead; its completion has the mode.
+
+        digests: the engine's memory is summed, and the completion has the sums of a store. A retrieve whose groups
+        bring other sums than its bytes have ends as failed, "digest". One without sums is invalid, "sums"."""
     def cancel(self, job: int) -> None: ...
     def arena_ready(self, slabs: int) -> None:
         """The first `slabs` slabs of the arena are touched; jobs with slots in them may begin."""

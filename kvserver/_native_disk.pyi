@@ -56,11 +56,14 @@ class DiskStore:
 
     A record is RECORD_BYTES packed little-endian, a Ledger's record and 16 bytes:
     arena_offset i64 | namespace 32s | key 32s | parent 32s | group u16 | shard u16 | payload_bytes u32 |
-    tenant u32 | extent_bytes / SLOT_ALIGN u32 | generation u64 | extent i64 | device u32 | stored_s u32
-    arena_offset: -1 if there is none. stored_s: time of the write in seconds since 1970, set by the engine.
+    tenant u32 | extent_bytes / SLOT_ALIGN u32 | generation u64 | sum u64 | extent i64 | device u32 | stored_s u32
+    arena_offset: -1 if there is none. sum: recover() gives NO_DIGEST, and no order needs it. stored_s: time of the
+    write in seconds since 1970, set by the engine.
     """
 
-    RECORD_BYTES: int  # 144
+    RECORD_BYTES: int  # 152
+    FORMAT: int
+    """Version of the format on disk."""
     FILE: str
     HEADERS: str
     """FILE and HEADERS are the names of the files of payloads and of headers. Other files are left alone."""
@@ -85,10 +88,10 @@ class DiskStore:
 
         device: its number in records, below 64. capacity_bytes: upper bound of the file; a rest that is no whole
         segment stays unused. A store of another capacity grows, or loses its last segments. fingerprint: 32 bytes; only
-        an equal one may open the store again.
+        an equal one may open the store again. A store of an older format is emptied and used again.
 
         ValueError with a code in front: "disk-locked" (another process has it), "disk-foreign" (another fingerprint,
-        format version or segment_bytes, or damaged), "disk-unknown" (a file of that name is no store of ours),
+        a newer format or another segment_bytes, or damaged), "disk-unknown" (a file of that name is no store of ours),
         "disk-owner" (it belongs to another user, or others may read or write it),
         "disk-size" (not one segment, or impossible), "disk-filesystem" (it cannot preallocate). OSError: ENOSPC
         (nothing is left behind then), EROFS, EACCES, ENOENT and others."""
@@ -99,7 +102,7 @@ class DiskStore:
         Missing parts of a file count as unreadable, or read as SHORT. alone: locks the store, so that no server changes
         it meanwhile. Otherwise recover() returns each record as it was when its header was read, and records that are
         being written may count as damaged. Raises as above; "disk-foreign" also if one of both files is missing or
-        empty."""
+        empty, or of an older format."""
     @property
     def device(self) -> int: ...
     @property
@@ -112,6 +115,9 @@ class DiskStore:
     @property
     def created(self) -> bool:
         """Whether the store is new, so that there is nothing to recover."""
+    @property
+    def emptied_format(self) -> int:
+        """Format of an older release whose records were dropped when the store was opened; 0: none were."""
     @property
     def segments_cut(self) -> int:
         """Number of segments of which one file had lost its part when the store was opened. Their records are gone.
@@ -160,8 +166,8 @@ class RecoveryOrder:
         """The records of the next whole chunks, `most` at most, but of one chunk at least. Empty at the end."""
 
 class DiskEngine:
-    """Copies records between the arena and the extents of stores, with one thread per device and `hash_threads` for
-    checksums.
+    """Copies records between the arena and the extents of stores, with one thread per device and `sum_threads` for
+    the sums of payloads (docs/digest.md).
 
     Reads go before writes and withdrawals, except for one write in nine. Each kind is served in order within a segment.
 
@@ -169,11 +175,12 @@ class DiskEngine:
     item keeps them too, while the device holds its I/O."""
 
     COMPLETION_BYTES: int
-    """Size of a packed completion (40): job u64 | item u32 | status u16 | errno u16 | payload_bytes u64 | wait_ns u64 |
-    io_ns u64. item: index in the submitted list. wait_ns: before its first I/O, io_ns: from then on."""
+    """Size of a packed completion (48): job u64 | item u32 | status u16 | errno u16 | payload_bytes u64 | wait_ns u64 |
+    io_ns u64 | sum u64. item: index in the submitted list. wait_ns: before its first I/O, io_ns: from then on. sum:
+    of a payload that was read, else NO_DIGEST."""
     DONE: int  # 0  write: payload and header are on the device. read: the bytes are right. withdraw: not found again
     IO_ERROR: int  # 1  the device said errno
-    CHECKSUM: int  # 2  the bytes that were read are not those that were written
+    CHECKSUM: int  # 2  read: these are not the bytes that were written. write: not those that the ledger has the sum of
     STALE: int  # 3  read, withdraw: the extent holds no such record (any more)
     SHORT: int  # 4  the file ended
     CANCELLED: int  # 5
@@ -186,16 +193,19 @@ class DiskEngine:
         stores: list[DiskStore],
         engine: Literal["auto", "uring", "threads"],
         depth: int,
-        hash_threads: int,
+        sum_threads: int,
         registered_piece_bytes: int = 256 << 20,
+        ledger_fd: int = -1,
+        ledger_bytes: int = 0,
     ) -> None:
         """Starts the threads. Call recover() before on each store that was not created. A store has one engine at a
         time, which keeps it open.
 
         depth: payloads under way at a device. registered_piece_bytes: size of the arena's pieces that are registered
-        with io_uring; slots that cross two pieces are copied all the same. engine: "auto" takes io_uring where the
-        system allows it; `backend` has the choice and the reason. Raises ValueError("disk-engine: ...") if "uring" is
-        not available."""
+        with io_uring; slots that cross two pieces are copied all the same. ledger_fd, ledger_bytes: the arena's ledger
+        and the arena_bytes for which it was made; without it any bytes are written. engine: "auto" takes io_uring where
+        the system allows it; `backend` has the choice and the reason. Raises ValueError("disk-engine: ...") if "uring"
+        is not available."""
     @property
     def backend(self) -> str:
         """Description of the I/O, such as "io_uring, depth 32, O_DIRECT" or
@@ -211,9 +221,10 @@ class DiskEngine:
     def submit(self, job: int, kind: Literal["write", "read", "withdraw"], records: bytes) -> None:
         """Submits a job of several records.
 
-        write: copies the slot at arena_offset to the extent; the extent's old record is withdrawn before. read: copies
-        the extent to the slot, if it holds exactly this record (namespace, key, group, shard, generation,
-        payload_bytes). withdraw: a later recover() does not find the record any more.
+        write: copies the slot at arena_offset to the extent; the extent's old record is withdrawn before. The ledger's
+        entry of the slot is read in this call. read: copies the extent to the slot, if it holds exactly this record
+        (namespace, key, group, shard, generation, payload_bytes). withdraw: a later recover() does not find the record
+        any more.
 
         Raises ValueError, without a completion, for an unknown device, an extent or slot out of range or not aligned, a
         payload larger than the extent or empty, a generation of 0, a job number in use, or more than a million items

@@ -18,9 +18,12 @@ FLAT_NAMES = {
     24: "byte",
     26: "short",
     **dict(enumerate(("dword", "dwordx2", "dwordx3", "dwordx4"), 28)),
+    96: "swap_x2",
     98: "add_x2",
 }
 FIRST_STORE, LAST_STORE = 24, 31  # atomics lie above
+BUFFER_NAMES = {40: "wbl2", 41: "inv", 62: "wbinvl1", 63: "wbinvl1_vol"}
+"""They write caches back or forget what is in them."""
 DS_NAMES = {61: "swizzle_b32"}
 WIDE_FORMATS = {
     0x30: "s_load",
@@ -40,7 +43,7 @@ class CodeError(Exception):
 
 
 def memory_instructions(code_object: bytes, kernel: str) -> list[str]:
-    """In the order of the code: "global_load_dwordx4", "scratch_store_dword", "buffer", "s_load" …"""
+    """In the order of the code: "global_load_dwordx4", "scratch_store_dword", "buffer_inv", "s_load" …"""
     words = _words_of(code_object, kernel)
     found = []
     at = 0
@@ -82,6 +85,9 @@ def _memory_name(word: int) -> str:
     if name == "ds":
         opcode = word >> 17 & 0xFF
         return f"ds_{DS_NAMES.get(opcode, opcode)}"
+    if name == "buffer":
+        opcode = word >> 18 & 0x7F
+        return f"buffer_{BUFFER_NAMES.get(opcode, opcode)}"
     if name != "flat":
         return name
     opcode, segment = word >> 18 & 0x7F, word >> 14 & 3

@@ -70,7 +70,8 @@ class Served:
             sleep(KILL_POLL_S)
         self._process = self._started()
 
-    def close(self) -> None:
+    def stop(self) -> None:
+        """Ends it in order, or kills it after STOP_S_MAX."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
         try:
@@ -78,6 +79,13 @@ class Served:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+    def start(self) -> None:
+        """Starts it again after stop(), over what it left."""
+        self._process = self._started()
+
+    def close(self) -> None:
+        self.stop()
         shutil.rmtree(self._directory, ignore_errors=True)
         if self._disk is not None:
             shutil.rmtree(self._disk, ignore_errors=True)

@@ -187,11 +187,14 @@ class StoreResult(NamedTuple):
 
 
 class RetrieveResult(NamedTuple):
-    """A retrieve's outcome. ok: every block holds its bytes. Otherwise their content is undefined, and nobody writes
-    them."""
+    """A retrieve's outcome. ok: every block holds its bytes. Otherwise their content is undefined, but for
+    right_chunks, and nobody writes them."""
 
     ok: bool
     bytes: int
     why: str
-    """Empty if ok. Besides the reasons in StoreResult, the client has two of its own. lease-lost: an earlier
-    incarnation of the server granted the lease. doubt: the server reported success, and the job's word did not."""
+    """Empty if ok. digest: some chunk has other bytes than were stored. Besides that and the reasons in StoreResult,
+    the client has two of its own. lease-lost: an earlier incarnation of the server granted the lease. doubt: the server
+    reported success, and the job's word did not."""
+    right_chunks: int = 0
+    """If not ok: in the prefix, the blocks of this many leading chunks hold their bytes nevertheless."""

@@ -1,7 +1,6 @@
 #include "arena/grower.h"
 
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -161,8 +160,7 @@ std::string ArenaGrower::problem() const {
 }
 
 void ArenaGrower::grow() {
-    // On Linux each thread has its own niceness. If it cannot be set, only the pace changes.
-    ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), NICENESS);
+    lower_priority(NICENESS);
     for (Step step; take_step(step);) end_step(step, populate(arena_.data() + step.offset, step.bytes));
 }
 

@@ -4,10 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cinttypes>
 #include <cstring>
-#include <type_traits>
 #include <unordered_set>
 
 #include "base/check.h"
@@ -16,12 +16,12 @@
 namespace kv {
 namespace {
 
-constexpr uint64_t MAGIC = 0x315247444c564b00;  // "\0KVLDGR1"
+constexpr uint64_t MAGIC = 0x325247444c564b00;  // "\0KVLDGR2"
 constexpr uint64_t PAGE_BYTES = 4096;
 
-// The low byte of a seal is its kind. It also distinguishes a checksum that happens to be 0 from a free place.
+// The low byte of a seal distinguishes a checksum that happens to be 0 from a free place.
 constexpr uint64_t KIND = 0xff;
-constexpr uint64_t SEALED = static_cast<uint64_t>(Ledger::Seal::PLAIN);
+constexpr uint64_t SEALED = 0xa5;
 constexpr uint64_t FREE = 0;
 
 std::atomic_ref<uint64_t> atomic(uint64_t& seal) { return std::atomic_ref<uint64_t>(seal); }
@@ -35,6 +35,8 @@ void withdraw(uint64_t& seal) {
     // All later writes of this thread, here or into the slot, come after it.
     std::atomic_thread_fence(std::memory_order_seq_cst);
 }
+
+bool is_sum(uint64_t sum) { return sum < DIGEST_PRIME || sum == NO_DIGEST; }
 
 void publish(uint64_t& seal, uint64_t value) { atomic(seal).store(value, std::memory_order_release); }
 
@@ -55,6 +57,7 @@ struct Ledger::Entry {
     Digest key;
     Digest parent;
     uint64_t generation;
+    uint64_t digest;
     uint32_t payload_bytes;
     uint32_t tenant;
     uint32_t slot_units;
@@ -63,11 +66,7 @@ struct Ledger::Entry {
     uint64_t seal;
 
     uint64_t right_seal(uint64_t arena_offset) const { return seal_of(this, offsetof(Entry, seal), arena_offset); }
-    uint64_t right_seal(uint64_t arena_offset, uint64_t sum) const {
-        const uint64_t both[] = {arena_offset, sum};
-        const uint64_t place = checksum(std::as_bytes(std::span(both)), 0);
-        return (seal_of(this, offsetof(Entry, seal), place) & ~KIND) | static_cast<uint64_t>(Seal::SUMMED);
-    }
+    ShardName name() const { return {namespace_digest, key, group, shard}; }
 };
 
 struct Ledger::Document {
@@ -85,10 +84,11 @@ struct Ledger::Document {
 namespace {
 
 constexpr uint64_t DOCUMENTS_OFFSET = PAGE_BYTES;
-constexpr uint64_t ENTRY_BYTES = 128;
+constexpr uint64_t ENTRY_BYTES = 136;
+constexpr uint64_t ENTRIES_A_PAGE = PAGE_BYTES / ENTRY_BYTES;  // so no entry crosses a page
 constexpr uint64_t ENTRIES_OFFSET =
     DOCUMENTS_OFFSET + Ledger::NAMESPACES_MAX * (PAGE_BYTES + Ledger::DOCUMENT_BYTES_MAX);
-static_assert(ENTRIES_OFFSET % PAGE_BYTES == 0 && PAGE_BYTES % ENTRY_BYTES == 0, "no entry crosses a page");
+static_assert(ENTRIES_OFFSET % PAGE_BYTES == 0);
 
 }  // namespace
 
@@ -97,8 +97,8 @@ uint64_t Ledger::file_bytes(uint64_t arena_bytes) {
         bad_argument(
             format("arena_bytes=%" PRIu64 " must be a multiple of %" PRIu64 " in (0, 2^50]", arena_bytes, SLOT_ALIGN));
     }
-    const uint64_t entries = arena_bytes / SLOT_ALIGN * ENTRY_BYTES;
-    return (ENTRIES_OFFSET + entries + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
+    const uint64_t pages = (arena_bytes / SLOT_ALIGN + ENTRIES_A_PAGE - 1) / ENTRIES_A_PAGE;
+    return ENTRIES_OFFSET + pages * PAGE_BYTES;
 }
 
 Ledger::Ledger(int fd, uint64_t arena_bytes) : arena_bytes_(arena_bytes), file_(duplicate(fd, "the ledger")) {
@@ -133,13 +133,14 @@ Ledger::Entry& Ledger::entry_of(int64_t arena_offset) const {
         bad_argument(format("arena_offset=%" PRId64 " must be a multiple of %" PRIu64 " in [0, %" PRIu64 ")",
                             arena_offset, SLOT_ALIGN, arena_bytes_));
     }
-    auto* const entries = reinterpret_cast<Entry*>(mapping_.data() + ENTRIES_OFFSET);
-    return entries[static_cast<uint64_t>(arena_offset) / SLOT_ALIGN];
+    const uint64_t place = static_cast<uint64_t>(arena_offset) / SLOT_ALIGN;
+    std::byte* const page = mapping_.data() + ENTRIES_OFFSET + place / ENTRIES_A_PAGE * PAGE_BYTES;
+    return reinterpret_cast<Entry*>(page)[place % ENTRIES_A_PAGE];
 }
 
 bool Ledger::is_valid(const LedgerRecord& record) const {
     const uint64_t slot_bytes = uint64_t{record.slot_units} * SLOT_ALIGN;
-    return slot_bytes > 0 && record.payload_bytes <= slot_bytes &&
+    return slot_bytes > 0 && record.payload_bytes <= slot_bytes && is_sum(record.sum) &&
            static_cast<uint64_t>(record.arena_offset) + slot_bytes <= arena_bytes_;
 }
 
@@ -151,14 +152,15 @@ void Ledger::seal(std::span<const LedgerRecord> records) {
         }
         if (!is_valid(record)) {
             bad_argument(format("a payload of %u bytes in %u units of %" PRIu64 " bytes at %" PRId64
-                                " does not fit its slot or the arena of %" PRIu64 " bytes",
-                                record.payload_bytes, record.slot_units, SLOT_ALIGN, record.arena_offset,
-                                arena_bytes_));
+                                " does not fit its slot or the arena of %" PRIu64 " bytes, or has no sum in %" PRIx64,
+                                record.payload_bytes, record.slot_units, SLOT_ALIGN, record.arena_offset, arena_bytes_,
+                                record.sum));
         }
     }
     for (const LedgerRecord& record : records) {
         Entry& entry = entry_of(record.arena_offset);
         copy_shard(record, entry);
+        entry.digest = digest_of(record.sum, entry.name(), record.payload_bytes);
         publish(entry.seal, entry.right_seal(static_cast<uint64_t>(record.arena_offset)));
     }
 }
@@ -181,54 +183,61 @@ void Ledger::visit_extents(uint64_t from, uint64_t to, Visit visit) {
     }
 }
 
-template <typename Visit>
-void Ledger::visit_entries(Visit visit) {
-    const uint64_t end = ENTRIES_OFFSET + arena_bytes_ / SLOT_ALIGN * ENTRY_BYTES;
-    visit_extents(ENTRIES_OFFSET, end, [&](uint64_t from, uint64_t to) {
-        for (uint64_t at = from; at < to; at += ENTRY_BYTES) {
-            LedgerRecord record{};
-            record.arena_offset = static_cast<int64_t>((at - ENTRIES_OFFSET) / ENTRY_BYTES * SLOT_ALIGN);
-            Entry& entry = entry_of(record.arena_offset);
-            if (atomic(entry.seal).load(std::memory_order_acquire) == FREE) continue;
-            copy_shard(entry, record);
-            visit(entry, record);
-        }
-    });
-}
-
 std::vector<LedgerRecord> Ledger::scan() {
     std::vector<LedgerRecord> records;
-    visit_entries([&](Entry& entry, const LedgerRecord& record) {
-        if (entry.seal == entry.right_seal(static_cast<uint64_t>(record.arena_offset)) && is_valid(record)) {
-            records.push_back(record);
-        } else {
-            withdraw(entry.seal);
-            ++damaged_;
-        }
+    const uint64_t places = arena_bytes_ / SLOT_ALIGN;
+    visit_extents(ENTRIES_OFFSET, mapping_.bytes(), [&](uint64_t from, uint64_t to) {
+        const uint64_t first = (from - ENTRIES_OFFSET) / PAGE_BYTES * ENTRIES_A_PAGE;
+        const uint64_t end = std::min((to - ENTRIES_OFFSET) / PAGE_BYTES * ENTRIES_A_PAGE, places);
+        for (uint64_t place = first; place < end; ++place) read_entry(place, records);
     });
     return records;
 }
 
-std::vector<LedgerRecord> Ledger::entries(Seal seal) {
-    std::vector<LedgerRecord> records;
-    visit_entries([&](Entry& entry, const LedgerRecord& record) {
-        if ((entry.seal & KIND) != static_cast<uint64_t>(seal) || !is_valid(record)) return;
-        const bool right = entry.seal == entry.right_seal(static_cast<uint64_t>(record.arena_offset));
-        if (seal == Seal::SUMMED || right) records.push_back(record);
-    });
-    return records;
+void Ledger::read_entry(uint64_t place, std::vector<LedgerRecord>& records) {
+    LedgerRecord record{};
+    record.arena_offset = static_cast<int64_t>(place * SLOT_ALIGN);
+    Entry& entry = entry_of(record.arena_offset);
+    const uint64_t seal = atomic(entry.seal).load(std::memory_order_acquire);
+    if (seal == FREE) return;
+    copy_shard(entry, record);
+    record.sum = kv::sum_of(entry.digest, entry.name(), entry.payload_bytes);
+    if (seal == entry.right_seal(static_cast<uint64_t>(record.arena_offset)) && is_valid(record)) {
+        records.push_back(record);
+    } else {
+        withdraw(entry.seal);
+        ++damaged_;
+    }
 }
 
-void Ledger::put_sum(int64_t arena_offset, uint64_t sum) {
-    Entry& entry = entry_of(arena_offset);
-    publish(entry.seal, entry.right_seal(static_cast<uint64_t>(arena_offset), sum));
+std::optional<std::vector<uint64_t>> Ledger::sums(std::span<const int64_t> arena_offsets, uint64_t names) const {
+    std::vector<uint64_t> sums;
+    std::vector<std::byte> keys;
+    const Entry* first = nullptr;
+    for (const int64_t offset : arena_offsets) {
+        const Entry& entry = entry_of(offset);
+        if (first == nullptr) first = &entry;
+        const bool alike = entry.namespace_digest == first->namespace_digest && entry.group == first->group &&
+                           entry.shard == first->shard;
+        if (!alike) return std::nullopt;
+        keys.insert(keys.end(), entry.key.begin(), entry.key.end());
+        sums.push_back(kv::sum_of(entry.digest, entry.name(), entry.payload_bytes));
+    }
+    if (first == nullptr || names_hash(first->namespace_digest, first->group, first->shard, keys) == names) return sums;
+    return std::nullopt;
 }
 
-bool Ledger::take_sum(int64_t arena_offset, uint64_t sum) {
-    Entry& entry = entry_of(arena_offset);
-    if (entry.seal != entry.right_seal(static_cast<uint64_t>(arena_offset), sum)) return false;
-    publish(entry.seal, entry.right_seal(static_cast<uint64_t>(arena_offset)));
-    return true;
+uint64_t Ledger::sum_of(const LedgerRecord& record) const {
+    return kv::sum_of(entry_of(record.arena_offset).digest, name_of(record), record.payload_bytes);
+}
+
+uint64_t names_hash(const Digest& namespace_digest, uint16_t group, uint16_t shard, std::span<const std::byte> keys) {
+    const uint16_t numbers[] = {group, shard};
+    const Digest hash = sha256(std::array{std::span<const std::byte>(namespace_digest),
+                                          std::as_bytes(std::span<const uint16_t>(numbers)), keys});
+    uint64_t head;
+    std::memcpy(&head, hash.data(), sizeof head);
+    return head;
 }
 
 Ledger::Document& Ledger::document_at(uint64_t index) const {

@@ -1,25 +1,28 @@
 // The ledger: the arena's content, described in a memfd beside it. The index can be rebuilt from it after a brain died.
 //
-// The file: a header page; NAMESPACES_MAX namespace documents; one 128-byte entry for each place where a slot can start
-// (arena offset / SLOT_ALIGN). It is sparse: only pages with entries take memory, at most 1/32 of the arena.
+// The file: a header page; NAMESPACES_MAX namespace documents; one 136-byte entry for each place where a slot can start
+// (arena offset / SLOT_ALIGN), 30 in a page. It is sparse: only pages with entries take memory, at most 1/30 of the
+// arena.
 //
 // One writer, which may be killed at any instruction. Entry, document and header each have a *seal*, a 64-bit word with
 // the checksum of all their other bytes and of their place. It is set by one release store after the rest was written,
 // and withdrawn by one before anything else is touched. So a reader finds a valid entry or none, and the result of a
 // wild write fails the checksum.
 //
-// While no server runs, the seal of an entry may contain the sum of its slot's payload as well (arena/arena_sums.h).
-// This entry is SUMMED: no reader takes it for sealed before its bytes were compared.
+// An entry holds the digest of its slot's payload (base/digest.h). Callers give and get the sum: the digest without the
+// name's part, which is what a copy of the bytes can compute.
 
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/digest.h"
 #include "base/sha256.h"
 #include "base/shared_memory.h"
 
@@ -38,10 +41,15 @@ struct LedgerRecord {
     uint32_t tenant;
     uint32_t slot_units;  // size of the slot in SLOT_ALIGN bytes
     uint64_t generation;
+    uint64_t sum;  // of the payload; NO_DIGEST: it was not summed
 };
-static_assert(sizeof(LedgerRecord) == 128, "no padding: records are packed");
+static_assert(sizeof(LedgerRecord) == 136, "no padding: records are packed");
 
-// Copies the fields of a shard from one layout to another.
+inline ShardName name_of(const LedgerRecord& record) {
+    return {record.namespace_digest, record.key, record.group, record.shard};
+}
+
+// Copies the fields of a shard from one layout to another, but for the digest.
 template <typename From, typename To>
 void copy_shard(const From& from, To& to) {
     to.namespace_digest = from.namespace_digest;
@@ -69,7 +77,7 @@ class Ledger {
     void seal(std::span<const LedgerRecord> records);
     // Withdraws entries; when it returns, no reader finds them. Free places are left alone.
     void clear(std::span<const int64_t> arena_offsets);
-    // All valid entries, ascending by offset. Damaged ones, and SUMMED ones, are withdrawn and counted.
+    // All valid entries, ascending by offset. Damaged ones are withdrawn and counted.
     std::vector<LedgerRecord> scan();
     uint64_t damaged() const { return damaged_; }
 
@@ -80,15 +88,14 @@ class Ledger {
     void forget_pages();
     std::vector<std::pair<uint64_t, std::string>> namespaces();
 
-    enum class Seal : uint8_t { PLAIN = 0xa5, SUMMED = 0x5a };
-    // Entries with that seal, ascending by offset. PLAIN: only valid ones. SUMMED: all, unchecked, since only the bytes
-    // of a slot can tell whether its entry is right. Withdraws and counts nothing.
-    std::vector<LedgerRecord> entries(Seal seal);
-    // Turns PLAIN into SUMMED by one store: a writer that is killed leaves one or the other. Different threads may
-    // change entries of different places.
-    void put_sum(int64_t arena_offset, uint64_t sum);
-    // Turns SUMMED into PLAIN. False when entry, place or sum have changed: then it stays as it is.
-    bool take_sum(int64_t arena_offset, uint64_t sum);
+    // Readers beside the writer, who asked for the bytes of these slots after their entries were published, and keeps
+    // the slots meanwhile. Entries that were withdrawn since still have their content.
+    //
+    // The sum of each slot. nullopt: the slots hold other payloads than `names` says (names_hash()).
+    std::optional<std::vector<uint64_t>> sums(std::span<const int64_t> arena_offsets, uint64_t names) const;
+    // The sum of a slot that should hold the record's payload. Another name gives another sum, as good as any wrong
+    // one.
+    uint64_t sum_of(const LedgerRecord& record) const;
 
   private:
     struct Header;
@@ -100,9 +107,7 @@ class Ledger {
     bool is_valid(const LedgerRecord& record) const;
     template <typename Visit>
     void visit_extents(uint64_t from, uint64_t to, Visit visit);
-    // Calls visit(entry, record) for each entry that is not free.
-    template <typename Visit>
-    void visit_entries(Visit visit);
+    void read_entry(uint64_t place, std::vector<LedgerRecord>& records);
     void read_document(uint64_t index, std::vector<std::pair<uint64_t, std::string>>& documents);
 
     uint64_t arena_bytes_;
@@ -110,5 +115,9 @@ class Ledger {
     Mapping mapping_;
     uint64_t damaged_ = 0;
 };
+
+// A hash of the names of payloads of one shard of one group, in this order: the first 8 bytes of
+// SHA-256(namespace ‖ group ‖ shard ‖ keys).
+uint64_t names_hash(const Digest& namespace_digest, uint16_t group, uint16_t shard, std::span<const std::byte> keys);
 
 }  // namespace kv

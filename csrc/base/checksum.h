@@ -11,7 +11,7 @@ namespace kv {
 // XXH64, for the ledger and the code cache.
 uint64_t checksum(std::span<const std::byte> bytes, uint64_t seed);
 
-// XXH3, 64 bits, for payloads and records on disk. About 20 GB/s per core.
+// XXH3, 64 bits, for the structures on disk and for names.
 uint64_t xxh3(std::span<const std::byte> bytes);
 
 }  // namespace kv

@@ -32,6 +32,9 @@ struct Completion {
     std::string code = {};
     std::string message = {};
     const char* mode = "direct";  // how a job's bytes were copied
+    // With digests. Shards are those with a slot, in the order of the job's groups and their slots.
+    std::vector<uint64_t> sums = {};   // of a store that is DONE: of each shard
+    std::vector<uint32_t> wrong = {};  // of a retrieve that FAILED as "digest": the shards whose bytes are not right
 };
 
 // Any thread may push and take. The eventfd is readable whenever completions may wait. Read it, then call take() once;

@@ -100,15 +100,32 @@ uint64_t row_entry(size_t row) {
 
 // ------------------------------------------------------------------ words of one row
 
-// The sum of `count` whole words from column `first` on: word * B, less than 2^102, as a row has 2^10 words. The bytes
-// up to `end` are read next.
-using SumWords = Wide (*)(const std::byte* data, size_t first, size_t count, const std::byte* end);
+// What becomes of bytes that were summed: nothing, or they are stored, through the cache or past it.
+enum class Keep { NOT, STORED, STREAMED };
 
-Wide sum_words_portable(const std::byte* data, size_t first, size_t count, const std::byte*) {
+// What will be read after some bytes: the rest of a stretch up to its end, then the next one. next: null if there is
+// none.
+struct Reading {
+    const std::byte* end;
+    const std::byte* next;
+
+    const std::byte* after(const std::byte* data, size_t bytes) const {
+        if (static_cast<size_t>(end - data) > bytes) return data + bytes;
+        return next == nullptr ? end - 1 : next + (bytes - static_cast<size_t>(end - data));
+    }
+};
+
+// The sum of `count` whole words from column `first` on: word * B, less than 2^102, as a row has 2^10 words. target:
+// null with Keep::NOT.
+using SumWords = Wide (*)(const std::byte* data, size_t first, size_t count, Reading reading, std::byte* target);
+
+template <Keep keep>
+Wide sum_words_portable(const std::byte* data, size_t first, size_t count, Reading, std::byte* target) {
     const uint64_t* const b = columns().whole + first;
     const auto product = [&](size_t i) {
         uint32_t word;
         std::memcpy(&word, data + WORD_BYTES * i, WORD_BYTES);
+        if constexpr (keep != Keep::NOT) std::memcpy(target + WORD_BYTES * i, &word, WORD_BYTES);
         return static_cast<Wide>(b[i]) * word;
     };
     Wide evens = 0, odds = 0;  // one sum would have each word wait for the carry of the word before
@@ -137,31 +154,54 @@ __attribute__((target("avx2"))) inline __m256i products(__m256i evens, __m256i o
 constexpr unsigned TOP_SHIFT = 58;
 static_assert(DIGEST_COLUMNS / Columns::STEP_WORDS <= 64);
 
-Wide whole_sum(uint64_t low, uint32_t top) {
-    const Wide least = static_cast<Wide>(top) << TOP_SHIFT;
-    return least + (low - static_cast<uint64_t>(least));
+Wide whole_sum(const uint64_t (&lows)[4], const uint32_t* tops) {
+    Wide rest = 0;
+    uint64_t top = 0;
+    for (size_t lane = 0; lane < 4; ++lane) {
+        const uint64_t of_lane = tops[lane / 2 * 4 + lane % 2];
+        rest += lows[lane] - (of_lane << TOP_SHIFT);
+        top += of_lane;
+    }
+    return (static_cast<Wide>(top) << TOP_SHIFT) + rest;
 }
 
 // Raises what comes from memory from 12 to 20 GB/s a core, next to 25 for reading alone. 1 and 4 KiB do less.
 constexpr size_t AHEAD_BYTES = 2048;
 
-__attribute__((target("avx2"))) Wide sum_words_avx2(const std::byte* data, size_t first, size_t count,
-                                                    const std::byte* end) {
+template <Keep keep>
+__attribute__((target("avx2"))) inline void store(std::byte* target, __m256i bytes) {
+    if constexpr (keep == Keep::STREAMED) _mm256_stream_si256(reinterpret_cast<__m256i*>(target), bytes);
+    if constexpr (keep == Keep::STORED) _mm256_storeu_si256(reinterpret_cast<__m256i*>(target), bytes);
+}
+
+template <Keep keep>
+__attribute__((target("avx2"))) Wide sum_words_avx2(const std::byte* data, size_t first, size_t count, Reading reading,
+                                                    std::byte* target) {
+    const auto rest = sum_words_portable < keep == Keep::NOT ? keep : Keep::STORED > ;
     constexpr size_t STEP = Columns::STEP_WORDS;
     const size_t before = std::min(count, -first % STEP);
-    Wide sum = sum_words_portable(data, first, before, end);
-    data += WORD_BYTES * before;
-    first += before;
-    count -= before;
+    Wide sum = 0;
+    if (before > 0) {
+        sum = rest(data, first, before, reading, target);
+        data += WORD_BYTES * before;
+        if constexpr (keep != Keep::NOT) target += WORD_BYTES * before;
+        first += before;
+        count -= before;
+    }
 
     const size_t steps = count / STEP;
-    if (steps == 0) return sum + sum_words_portable(data, first, count, end);
+    if (steps == 0) return sum + rest(data, first, count, reading, target);
     const uint32_t* limbs = columns().limbs[first / STEP];
     __m256i low = _mm256_setzero_si256(), high = low, tops = low;
     for (size_t step = 0; step < steps; ++step, data += WORD_BYTES * STEP, limbs += 64) {
-        _mm_prefetch(std::min(data + AHEAD_BYTES, end - 1), _MM_HINT_T0);
+        _mm_prefetch(reading.after(data, AHEAD_BYTES), _MM_HINT_T0);
         const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(data));
         const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(data) + 1);
+        if constexpr (keep != Keep::NOT) {
+            store<keep>(target, a);
+            store<keep>(target + sizeof a, b);
+            target += WORD_BYTES * STEP;
+        }
         const __m256i a_odds = _mm256_srli_epi64(a, 32), b_odds = _mm256_srli_epi64(b, 32);
         const __m256i lower = _mm256_add_epi64(products(a, a_odds, limbs), products(b, b_odds, limbs + 16));
         const __m256i upper = _mm256_add_epi64(products(a, a_odds, limbs + 32), products(b, b_odds, limbs + 48));
@@ -176,78 +216,109 @@ __attribute__((target("avx2"))) Wide sum_words_avx2(const std::byte* data, size_
     _mm256_store_si256(reinterpret_cast<__m256i*>(lows), low);
     _mm256_store_si256(reinterpret_cast<__m256i*>(highs), high);
     _mm256_store_si256(reinterpret_cast<__m256i*>(counts), tops);
-    Wide upper_sum = 0;
-    for (size_t lane = 0; lane < 4; ++lane) {
-        const uint32_t* const tops_of_lane = counts + lane / 2 * 4 + lane % 2;
-        sum += whole_sum(lows[lane], tops_of_lane[0]);
-        upper_sum += whole_sum(highs[lane], tops_of_lane[2]);
-    }
-    sum += upper_sum << LIMB_BITS;
-    return sum + sum_words_portable(data, first + steps * STEP, count % STEP, end);
+    sum += whole_sum(lows, counts) + (whole_sum(highs, counts + 2) << LIMB_BITS);
+    if (count % STEP == 0) return sum;
+    return sum + rest(data, first + steps * STEP, count % STEP, reading, target);
 }
 
-SumWords best() { return __builtin_cpu_supports("avx2") ? sum_words_avx2 : sum_words_portable; }
+template <Keep keep>
+SumWords best() {
+    return __builtin_cpu_supports("avx2") ? sum_words_avx2<keep> : sum_words_portable<keep>;
+}
 
 #else
 
-SumWords best() { return sum_words_portable; }
+template <Keep keep>
+SumWords best() {
+    return sum_words_portable<keep>;
+}
 
 #endif
 
+SumWords chosen(Keep keep, DigestPath path) {
+    static const SumWords best_ones[] = {best<Keep::NOT>(), best<Keep::STORED>(), best<Keep::STREAMED>()};
+    static const SumWords portable_ones[] = {sum_words_portable<Keep::NOT>, sum_words_portable<Keep::STORED>,
+                                             sum_words_portable<Keep::STORED>};
+    return (path == DigestPath::BEST ? best_ones : portable_ones)[static_cast<size_t>(keep)];
+}
+
 // ------------------------------------------------------------------ bytes
 
-// Bytes of one word from its byte `first` on, at their places in it.
-uint64_t part_of_word(std::span<const std::byte> bytes, size_t first) {
+// Bytes of one word from its byte `first` on, at their places in it. target: may be null.
+uint64_t part_of_word(std::span<const std::byte> bytes, size_t first, std::byte* target) {
     uint64_t word = 0;
-    for (size_t i = 0; i < bytes.size(); ++i) word |= static_cast<uint64_t>(bytes[i]) << 8 * (first + i);
+    for (size_t i = 0; i < bytes.size(); ++i) {
+        const std::byte byte = bytes[i];
+        word |= static_cast<uint64_t>(byte) << 8 * (first + i);
+        if (target != nullptr) target[i] = byte;
+    }
     return word;
 }
 
-// The sum of a stretch of one row, which begins with byte `column` of it.
-uint64_t sum_row(std::span<const std::byte> stretch, size_t column, SumWords sum_words, const std::byte* end) {
+std::byte* ahead(std::byte* target, size_t bytes) { return target == nullptr ? nullptr : target + bytes; }
+
+// The sum of a stretch of one row, which begins with byte `column` of it. target: may be null.
+uint64_t sum_row(std::span<const std::byte> stretch, size_t column, SumWords sum_words, Reading reading,
+                 std::byte* target) {
     const uint64_t* const b = columns().whole;
     Wide sum = 0;
     if (const size_t inside = column % WORD_BYTES; inside != 0) {
         const size_t taken = std::min(stretch.size(), WORD_BYTES - inside);
-        sum += static_cast<Wide>(b[column / WORD_BYTES]) * part_of_word(stretch.first(taken), inside);
+        sum += static_cast<Wide>(b[column / WORD_BYTES]) * part_of_word(stretch.first(taken), inside, target);
         stretch = stretch.subspan(taken);
+        target = ahead(target, taken);
         column += taken;
     }
     const size_t words = stretch.size() / WORD_BYTES;
-    sum += sum_words(stretch.data(), column / WORD_BYTES, words, end);
+    sum += sum_words(stretch.data(), column / WORD_BYTES, words, reading, target);
     stretch = stretch.subspan(words * WORD_BYTES);
-    if (!stretch.empty()) sum += static_cast<Wide>(b[column / WORD_BYTES + words]) * part_of_word(stretch, 0);
+    target = ahead(target, words * WORD_BYTES);
+    if (!stretch.empty()) sum += static_cast<Wide>(b[column / WORD_BYTES + words]) * part_of_word(stretch, 0, target);
     return reduced(sum);
 }
 
-}  // namespace
-
-DigestSum operator+(const DigestSum& one, const DigestSum& other) {
-    return {reduced(static_cast<Wide>(one.sum) + other.sum), one.bytes + other.bytes};
-}
-
-DigestSum digest_sum(std::span<const std::byte> stretch, uint64_t offset, DigestPath path) {
-    static const SumWords chosen = best();
-    const SumWords sum_words = path == DigestPath::BEST ? chosen : sum_words_portable;
-    if (offset > DIGEST_PAYLOAD_BYTES_MAX || stretch.size() > DIGEST_PAYLOAD_BYTES_MAX - offset) {
-        bad_argument(
-            format("%zu bytes at %lu must end at %lu or before", stretch.size(), offset, DIGEST_PAYLOAD_BYTES_MAX));
-    }
-    DigestSum total{0, stretch.size()};
-    const std::byte* const end = stretch.data() + stretch.size();
+uint64_t sum_rows(std::span<const std::byte> stretch, uint64_t offset, SumWords sum_words, std::byte* target,
+                  const std::byte* next) {
+    uint64_t total = 0;
+    const Reading reading{stretch.data() + stretch.size(), next};
     while (!stretch.empty()) {
         const size_t column = offset % DIGEST_ROW_BYTES;
         const size_t taken = std::min(stretch.size(), DIGEST_ROW_BYTES - column);
-        const uint64_t row = sum_row(stretch.first(taken), column, sum_words, end);
-        total.sum = reduced(static_cast<Wide>(row) * row_entry(offset / DIGEST_ROW_BYTES) + total.sum);
+        const uint64_t row = sum_row(stretch.first(taken), column, sum_words, reading, target);
+        total = reduced(static_cast<Wide>(row) * row_entry(offset / DIGEST_ROW_BYTES) + total);
         stretch = stretch.subspan(taken);
+        target = ahead(target, taken);
         offset += taken;
     }
     return total;
 }
 
-std::optional<uint64_t> payload_digest(const DigestSum& sum, const ShardName& name, uint64_t payload_bytes) {
-    if (sum.bytes != payload_bytes) return std::nullopt;
+}  // namespace
+
+DigestSum operator+(const DigestSum& one, const DigestSum& other) {
+    const uint64_t sum = one.sum + other.sum;
+    return {sum < P ? sum : sum - P, one.bytes + other.bytes};
+}
+
+DigestSum digest_sum(std::span<const std::byte> stretch, uint64_t offset, DigestPath path) {
+    if (offset > DIGEST_PAYLOAD_BYTES_MAX || stretch.size() > DIGEST_PAYLOAD_BYTES_MAX - offset) {
+        bad_argument(
+            format("%zu bytes at %lu must end at %lu or before", stretch.size(), offset, DIGEST_PAYLOAD_BYTES_MAX));
+    }
+    return {sum_rows(stretch, offset, chosen(Keep::NOT, path), nullptr, nullptr), stretch.size()};
+}
+
+uint64_t digest_copy(std::span<const std::byte> stretch, uint64_t offset, std::byte* target, PastCache past_cache,
+                     const std::byte* next, DigestPath path) {
+    // The steps of a row begin at multiples of 64 bytes of the payload.
+    const bool streams = past_cache == PastCache::YES && (reinterpret_cast<uintptr_t>(target) - offset) % 32 == 0;
+    return sum_rows(stretch, offset, chosen(streams ? Keep::STREAMED : Keep::STORED, path), target, next);
+}
+
+namespace {
+
+// The part of a digest that the name and the length give.
+uint64_t share_of(const ShardName& name, uint64_t payload_bytes) {
     const uint16_t numbers[] = {name.group, name.shard};
     const Digest hash = sha256(
         std::array{std::as_bytes(text_of("kvserver digest 1")), std::span<const std::byte>(name.namespace_digest),
@@ -258,7 +329,28 @@ std::optional<uint64_t> payload_digest(const DigestSum& sum, const ShardName& na
     // 2^64 is 8 modulo the prime.
     const Wide named = quarters[0] + static_cast<Wide>(quarters[1]) * 8 + static_cast<Wide>(quarters[2]) * 64 +
                        static_cast<Wide>(quarters[3]) * 512;
-    return reduced(named + sum.sum);
+    return reduced(named);
+}
+
+}  // namespace
+
+std::optional<uint64_t> payload_digest(const DigestSum& sum, const ShardName& name, uint64_t payload_bytes) {
+    if (sum.bytes != payload_bytes) return std::nullopt;
+    return digest_of(sum.sum, name, payload_bytes);
+}
+
+uint64_t digest_of(uint64_t sum, const ShardName& name, uint64_t payload_bytes) {
+    return sum == NO_DIGEST ? sum : reduced(static_cast<Wide>(sum) + share_of(name, payload_bytes));
+}
+
+uint64_t sum_of(uint64_t digest, const ShardName& name, uint64_t payload_bytes) {
+    return digest == NO_DIGEST ? digest : reduced(static_cast<Wide>(digest) + P - share_of(name, payload_bytes));
+}
+
+void prepare_digest(uint64_t payload_bytes) {
+    columns();
+    const uint64_t rows = (std::min(payload_bytes, DIGEST_PAYLOAD_BYTES_MAX) + DIGEST_ROW_BYTES - 1) / DIGEST_ROW_BYTES;
+    for (uint64_t row = 0; row < rows; row += ROWS_OF_STRETCH) row_entry(row);
 }
 
 std::array<uint32_t, 2 * DIGEST_COLUMNS> digest_columns() {

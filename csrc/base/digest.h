@@ -24,6 +24,7 @@ namespace kv {
 constexpr uint64_t DIGEST_PRIME = (uint64_t{1} << 61) - 1;
 constexpr uint64_t DIGEST_ROW_BYTES = 4096;  // that share an entry of the table A
 constexpr uint64_t DIGEST_COLUMNS = DIGEST_ROW_BYTES / sizeof(uint32_t);
+constexpr uint64_t NO_DIGEST = ~uint64_t{0};  // takes the place of a digest or a sum that nobody computed
 constexpr uint64_t DIGEST_PAYLOAD_BYTES_MAX = uint64_t{1} << 32;
 
 // The sum and the count of some of a payload's bytes. Sums of disjoint parts add up; the count shows that a part is
@@ -44,6 +45,13 @@ enum class DigestPath {
 // beyond DIGEST_PAYLOAD_BYTES_MAX.
 DigestSum digest_sum(std::span<const std::byte> stretch, uint64_t offset, DigestPath path = DigestPath::BEST);
 
+// Copies a stretch and returns its sum: each byte is loaded once for both, and nothing is locked after
+// prepare_digest(). past_cache: by non-temporal stores where the target allows; the caller fences. next: what is read
+// after this stretch, to have it in the cache by then; null if nothing is.
+enum class PastCache : bool { NO, YES };
+uint64_t digest_copy(std::span<const std::byte> stretch, uint64_t offset, std::byte* target, PastCache past_cache,
+                     const std::byte* next, DigestPath path = DigestPath::BEST);
+
 // The name under which a payload is stored. Under another name the same bytes have another digest.
 struct ShardName {
     Digest namespace_digest;
@@ -54,6 +62,11 @@ struct ShardName {
 
 // The digest, in [0, DIGEST_PRIME), from the sum of all bytes. nullopt: other than `payload_bytes` bytes were summed.
 std::optional<uint64_t> payload_digest(const DigestSum& sum, const ShardName& name, uint64_t payload_bytes);
+// From the sum of all bytes to the digest, and back. NO_DIGEST stays NO_DIGEST.
+uint64_t digest_of(uint64_t sum, const ShardName& name, uint64_t payload_bytes);
+uint64_t sum_of(uint64_t digest, const ShardName& name, uint64_t payload_bytes);
+// Makes the tables for payloads of that length now. digest_sum() takes no lock for them afterwards.
+void prepare_digest(uint64_t payload_bytes);
 
 // ------------------------------------------------------------------ the tables, for kernels
 

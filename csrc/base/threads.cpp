@@ -2,6 +2,9 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 namespace kv {
 
@@ -17,6 +20,11 @@ std::thread start_thread(const std::string& name, std::function<void()> body) {
     std::thread thread(std::move(body));
     pthread_setname_np(thread.native_handle(), name.substr(0, 15).c_str());
     return thread;
+}
+
+void lower_priority(int niceness) {
+    // On Linux each thread has its own niceness.
+    ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), niceness);
 }
 
 void Threads::start(const std::string& name, std::function<void()> body) {

@@ -20,6 +20,9 @@ namespace kv {
 // `name`: at most 15 characters reach the kernel. std::system_error when the system has no more threads.
 std::thread start_thread(const std::string& name, std::function<void()> body);
 
+// Gives the calling thread this niceness; serving threads have 0. If it cannot be set, only the pace changes.
+void lower_priority(int niceness);
+
 // The threads of one object. Declare it last, so that they end before what they use. An object whose constructor fails
 // because a thread cannot start ends the threads before it, too.
 class Threads {

@@ -105,7 +105,7 @@ inline JobKind kind_from(const std::string& name) {
 
 using RunTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
 using GroupTuples = std::vector<std::tuple<int64_t, int64_t, std::vector<RunTuple>>>;
-using CopyGroupTuples = std::vector<std::tuple<int64_t, int64_t, nb::bytes, nb::bytes>>;
+using CopyGroupTuples = std::vector<std::tuple<int64_t, int64_t, nb::bytes, nb::bytes, nb::bytes>>;
 using FourNumbers = std::tuple<uint64_t, uint64_t, uint64_t, uint64_t>;
 
 // Converts to unsigned. Negative numbers become too large ones, which the layout and the plan refuse.
@@ -130,9 +130,9 @@ inline Layout layout_from(const GroupTuples& groups) {
 
 inline std::vector<CopyGroup> copy_groups_from(const CopyGroupTuples& tuples) {
     std::vector<CopyGroup> copy_groups;
-    for (const auto& [group, first_block, block_ids, slots] : tuples) {
+    for (const auto& [group, first_block, block_ids, slots, sums] : tuples) {
         copy_groups.push_back({unsign(group), unsign(first_block), unpack<int32_t>(block_ids, "block_ids"),
-                               unpack<int64_t>(slots, "slots")});
+                               unpack<int64_t>(slots, "slots"), unpack<uint64_t>(sums, "sums")});
     }
     return copy_groups;
 }
@@ -152,7 +152,7 @@ void bind_copy_engine(nb::class_<Engine>& engine) {
                 nb::list list;
                 for (const Completion& end : without_gil([&] { return self.completions(most); })) {
                     list.append(nb::make_tuple(end.subject, name_of(end.status), end.bytes, end.copy_ns, end.code,
-                                               end.message, end.mode));
+                                               end.message, end.mode, pack(end.sums), end.wrong));
                 }
                 return list;
             },

@@ -4,9 +4,9 @@
 #include <optional>
 #include <system_error>
 
-#include "arena/arena_sums.h"
 #include "arena/grower.h"
 #include "arena/ledger.h"
+#include "arena/scrubber.h"
 #include "base/shared_memory.h"
 #include "bind/bind.h"
 #include "copy/board.h"
@@ -136,12 +136,6 @@ void bind_grower(nb::module_& module) {
 
 using PyLedger = Closable<Ledger>;
 
-template <Summed (*Function)(Ledger&, int, uint64_t, int)>
-std::tuple<uint64_t, uint64_t, uint64_t> with_sums(PyLedger& self, int arena, uint64_t arena_bytes, int threads) {
-    const auto [slots, bytes, damaged] = Function(self.get(), arena, arena_bytes, threads);
-    return {slots, bytes, damaged};
-}
-
 void bind_ledger(nb::module_& module) {
     nb::class_<PyLedger> ledger(module, "Ledger");
     ledger.attr("RECORD_BYTES") = sizeof(LedgerRecord);
@@ -182,10 +176,43 @@ void bind_ledger(nb::module_& module) {
                  }
                  return documents;
              })
-        .def("put_sums", &with_sums<&put_sums>, "arena"_a, "arena_bytes"_a, "threads"_a, nb::call_guard<ReleaseGil>())
-        .def("compare_sums", &with_sums<&compare_sums>, "arena"_a, "arena_bytes"_a, "threads"_a,
-             nb::call_guard<ReleaseGil>())
+        .def(
+            "sums",
+            [](PyLedger& self, const nb::bytes& packed, const nb::bytes& names) {
+                const auto arena_offsets = unpack<int64_t>(packed, "arena_offsets");
+                const auto hash = unpack_one<uint64_t>(names, "names");
+                const auto sums = without_gil([&] { return self.get().sums(arena_offsets, hash); });
+                return sums ? std::optional(pack(*sums)) : std::nullopt;
+            },
+            "arena_offsets"_a, "names"_a)
         .def("close", &PyLedger::close);
+    module.attr("NO_DIGEST") = NO_DIGEST;
+}
+
+void bind_scrubber(nb::module_& module) {
+    using PyScrubber = Closable<Scrubber>;
+    nb::class_<PyScrubber> scrubber(module, "Scrubber");
+    scrubber.attr("ITEM_BYTES") = sizeof(ScrubItem);
+    scrubber
+        .def(nb::init<int, uint64_t, int, uint64_t>(), "arena_fd"_a, "arena_bytes"_a, "ledger_fd"_a, "ledger_bytes"_a,
+             nb::call_guard<ReleaseGil>())
+        .def_prop_ro("eventfd", [](PyScrubber& self) { return self.get().eventfd(); })
+        .def(
+            "submit",
+            [](PyScrubber& self, uint64_t job, const nb::bytes& packed) {
+                auto items = unpack<ScrubItem>(packed, "items");
+                without_gil([&] { self.get().submit(job, std::move(items)); });
+            },
+            "job"_a, "items"_a)
+        .def(
+            "ends",
+            [](PyScrubber& self, size_t most) {
+                std::vector<std::tuple<uint64_t, std::vector<uint32_t>, uint64_t>> ends;
+                for (const ScrubEnd& end : self.get().ends(most)) ends.emplace_back(end.job, end.wrong, end.bytes);
+                return ends;
+            },
+            "most"_a)
+        .def("close", &PyScrubber::close);
 }
 
 using CopyTuples = std::vector<FourNumbers>;
@@ -201,8 +228,8 @@ std::vector<CopyTuples> plan_pieces(const GroupTuples& groups, const CopyGroupTu
         end = plan.piece_end(begin, bytes_max, pages_max);
         plan.expand(begin, end, copies);
         CopyTuples& tuples = pieces.emplace_back();
-        for (const auto& [buffer, buffer_offset, arena_offset, bytes] : copies) {
-            tuples.emplace_back(buffer, buffer_offset, arena_offset, bytes);
+        for (const PageCopy& copy : copies) {
+            tuples.emplace_back(copy.buffer, copy.buffer_offset, copy.arena_offset, copy.bytes);
         }
     }
     return pieces;
@@ -231,11 +258,11 @@ void bind_copies(nb::module_& module) {
         .def(
             "submit",
             [](CopyEngine& self, uint64_t job, const std::string& kind, uint64_t cache, uint32_t word,
-               uint64_t generation, const CopyGroupTuples& groups) {
-                JobOrder order{job, kind_from(kind), cache, word, generation, copy_groups_from(groups)};
+               uint64_t generation, const CopyGroupTuples& groups, bool digests) {
+                JobOrder order{job, kind_from(kind), cache, word, generation, copy_groups_from(groups), digests};
                 without_gil([&] { self.submit(std::move(order)); });
             },
-            "job"_a, "kind"_a, "cache"_a, "word"_a, "generation"_a, "groups"_a);
+            "job"_a, "kind"_a, "cache"_a, "word"_a, "generation"_a, "groups"_a, "digests"_a = false);
 }
 
 std::string build_description() {
@@ -261,6 +288,7 @@ NB_MODULE(_native, module) {
     kv::bind_shared_memory(module);
     kv::bind_grower(module);
     kv::bind_ledger(module);
+    kv::bind_scrubber(module);
     kv::bind_board(module);
     kv::bind_copies(module);
     kv::bind_pattern(module);

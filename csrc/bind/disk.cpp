@@ -104,6 +104,7 @@ std::vector<std::pair<std::string, std::string>> facts_of(const Store& store) {
 void bind_store(nb::module_& module) {
     nb::class_<PyStore> store(module, "DiskStore");
     store.attr("RECORD_BYTES") = sizeof(DiskRecord);
+    store.attr("FORMAT") = FORMAT;
     store.attr("FILE") = FILE_NAME;
     store.attr("HEADERS") = HEADERS_NAME;
     store
@@ -125,6 +126,7 @@ void bind_store(nb::module_& module) {
         .def_prop_ro("segment_bytes", [](PyStore& self) { return self.get()->geometry().segment_bytes; })
         .def_prop_ro("file_bytes", [](PyStore& self) { return self.get()->geometry().file_bytes(); })
         .def_prop_ro("created", [](PyStore& self) { return self.get()->created(); })
+        .def_prop_ro("emptied_format", [](PyStore& self) { return self.get()->emptied_format(); })
         .def_prop_ro("segments_cut", [](PyStore& self) { return self.get()->segments_cut(); })
         .def_prop_ro("direct", [](PyStore& self) { return self.get()->direct(); })
         .def_prop_ro("facts", [](PyStore& self) { return facts_of(*self.get()); })
@@ -176,16 +178,18 @@ void bind_disk_engine(nb::module_& module) {
         .def(
             "__init__",
             [](Engine* self, int arena_fd, uint64_t arena_bytes, const std::vector<PyStore>& stores,
-               const std::string& choice, unsigned depth, unsigned hash_threads, uint64_t registered_piece_bytes) {
+               const std::string& choice, unsigned depth, unsigned sum_threads, uint64_t registered_piece_bytes,
+               int ledger_fd, uint64_t ledger_bytes) {
                 std::vector<std::shared_ptr<Store>> opened;
                 for (const PyStore& store : stores) opened.push_back(store.get());
-                const EngineOptions options{arena_bytes, choice_from(choice), depth, hash_threads,
-                                            registered_piece_bytes};
+                const EngineOptions options{arena_bytes, choice_from(choice),    depth,
+                                            sum_threads, registered_piece_bytes, ledger_fd,
+                                            ledger_bytes};
                 ReleaseGil released;
                 new (self) Engine(arena_fd, options, std::move(opened));
             },
-            nb::kw_only(), "arena_fd"_a, "arena_bytes"_a, "stores"_a, "engine"_a, "depth"_a, "hash_threads"_a,
-            "registered_piece_bytes"_a = REGISTERED_PIECE_BYTES)
+            nb::kw_only(), "arena_fd"_a, "arena_bytes"_a, "stores"_a, "engine"_a, "depth"_a, "sum_threads"_a,
+            "registered_piece_bytes"_a = REGISTERED_PIECE_BYTES, "ledger_fd"_a = -1, "ledger_bytes"_a = 0)
         .def_prop_ro("backend", &Engine::backend)
         .def_prop_ro("eventfd", &Engine::eventfd)
         .def_prop_ro("registered_bytes", &Engine::registered_bytes)

@@ -76,20 +76,33 @@ void bind_ring(nb::module_& module) {
             [](RingOwner& ring, uint32_t lane) -> nb::object {
                 const auto asked = ring.take(lane);
                 if (!asked) return nb::none();
-                return nb::make_tuple(asked->segment, asked->sequence, asked->job, pack(asked->list));
+                return nb::make_tuple(asked->segment, asked->sequence, asked->job, static_cast<uint32_t>(asked->work),
+                                      pack(asked->list));
             },
             "lane"_a)
-        .def("done", &RingOwner::done, "lane"_a, "segment"_a, "sequence"_a)
+        .def(
+            "done",
+            [](RingOwner& ring, uint32_t lane, uint32_t segment, uint64_t sequence, const nb::bytes& sums) {
+                ring.done(lane, segment, sequence, unpack<DigestSum>(sums, "sums"));
+            },
+            "lane"_a, "segment"_a, "sequence"_a, "sums"_a = nb::bytes("", 0))
         .def("fault", &RingOwner::fault, "lane"_a, "segment"_a, "sequence"_a, "code"_a)
         .def("sleep", &RingOwner::sleep, "timeout_ms"_a, nb::call_guard<ReleaseGil>());
     nb::class_<RingPeer>(module, "RingPeer")
         .def(nb::init<int, uint64_t>(), "fd"_a, "segment_bytes"_a)
         .def(
             "ask",
-            [](RingPeer& ring, uint32_t lane, uint32_t segment, uint64_t job, const std::vector<StretchTuple>& tuples) {
-                return ring.ask(lane, segment, job, Stretches(tuples).list);
+            [](RingPeer& ring, uint32_t lane, uint32_t segment, uint64_t job, const std::vector<StretchTuple>& tuples,
+               uint32_t work) {
+                return ring.ask(lane, segment, job, static_cast<SegmentWork>(work), Stretches(tuples).list);
             },
-            "lane"_a, "segment"_a, "job"_a, "stretches"_a)
+            "lane"_a, "segment"_a, "job"_a, "stretches"_a, "work"_a = 0)
+        .def(
+            "sums",
+            [](const RingPeer& ring, uint32_t lane, uint32_t segment, size_t count) {
+                return pack(ring.sums(lane, segment, count));
+            },
+            "lane"_a, "segment"_a, "count"_a)
         .def(
             "state",
             [](const RingPeer& ring, uint32_t lane, uint32_t segment) {
@@ -114,10 +127,12 @@ void bind_copier(nb::module_& module) {
         .def(
             "__init__",
             [](StagedCopier* self, const std::string& vendor, const std::string& library, int ordinal,
-               uint64_t segment_bytes, const std::string& rtc_library, const std::string& cache_dir) {
-                new (self) StagedCopier(driver_of(vendor, library), {ordinal, segment_bytes, {rtc_library, cache_dir}});
+               uint64_t segment_bytes, uint64_t shard_bytes, const std::string& rtc_library,
+               const std::string& cache_dir) {
+                new (self) StagedCopier(driver_of(vendor, library),
+                                        {ordinal, segment_bytes, shard_bytes, {rtc_library, cache_dir}});
             },
-            "vendor"_a, "library"_a, "ordinal"_a, "segment_bytes"_a, "rtc_library"_a, "cache_dir"_a,
+            "vendor"_a, "library"_a, "ordinal"_a, "segment_bytes"_a, "shard_bytes"_a, "rtc_library"_a, "cache_dir"_a,
             nb::call_guard<ReleaseGil>())
         .def_prop_ro("handle", [](const StagedCopier& copier) { return pack(copier.handle().bytes); })
         .def_prop_ro("segment_bytes", &StagedCopier::segment_bytes)

@@ -93,11 +93,11 @@ void kv::bind_engine(nb::module_& module) {
         .def(
             "submit",
             [](DeviceEngine& self, uint64_t job, const std::string& kind, uint64_t cache, uint32_t word,
-               uint64_t generation, const CopyGroupTuples& groups, const std::string& mode) {
-                JobOrder order{job, kind_from(kind), cache, word, generation, copy_groups_from(groups)};
+               uint64_t generation, const CopyGroupTuples& groups, const std::string& mode, bool digests) {
+                JobOrder order{job, kind_from(kind), cache, word, generation, copy_groups_from(groups), digests};
                 const JobMode allowed = mode_from(mode);
                 without_gil([&] { self.submit(std::move(order), allowed); });
             },
-            "job"_a, "kind"_a, "cache"_a, "word"_a, "generation"_a, "groups"_a, "mode"_a)
+            "job"_a, "kind"_a, "cache"_a, "word"_a, "generation"_a, "groups"_a, "mode"_a, "digests"_a = false)
         .def("arena_ready", &DeviceEngine::arena_ready, "slabs"_a, nb::call_guard<ReleaseGil>());
 }

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/digest.h"
 #include "base/sigbus.h"
 #include "copy/copy_kernels.h"
 
@@ -89,6 +90,7 @@ void CopyEngine::map_cache(uint64_t cache, uint64_t session, const std::vector<i
         throw Refusal("layout", format("%zu descriptors came for %zu buffers", fds.size(), buffer_bytes.size()));
     }
     auto mapped = std::make_shared<MappedCache>(MappedCache{session, Layout(std::move(groups), buffer_bytes), {}});
+    for (const Group& group : mapped->layout.groups()) prepare_digest(group.shard_bytes);
     std::list<PrefaultOf> prefaults;
     for (size_t i = 0; i < fds.size(); ++i) {
         check_descriptor(i, fds[i], buffer_bytes[i]);
@@ -244,10 +246,10 @@ void CopyEngine::copy_piece(size_t self, const JobPointer& job, Lock& lock) {
     }
     lock.unlock();
     spread_.settle(self);
-    std::string failure = job->copy(piece);
+    CopyJob::Copied copied = job->copy(piece);
     lock.lock();
     const bool queued = job->has_piece();
-    job->piece_ended(piece, std::move(failure));
+    job->piece_ended(piece, std::move(copied));
     if (queued && !job->has_piece()) leave_queue(job);
     if (job->finished()) end(job, job->end());
 }

@@ -16,6 +16,7 @@
 #include "copy/copy_kernels.h"
 #include "copy/layout.h"
 #include "copy/plan.h"
+#include "copy/shard_sums.h"
 
 namespace kv {
 
@@ -35,6 +36,7 @@ struct JobOrder {
     uint32_t word;
     uint64_t generation;
     std::vector<CopyGroup> groups;
+    bool digests = false;  // a store tells the sum of each shard, a retrieve compares it with the expected one
 };
 
 class CopyJob {
@@ -47,10 +49,21 @@ class CopyJob {
     JobKind kind() const { return order_.kind; }
     MappedCache& cache() { return *cache_; }
 
-    // A stretch of the plan's stream.
+    // A stretch of the plan's stream, or some of the rests: a retrieve with digests sums whole shards, also those of
+    // which it copies a part.
     struct Piece {
         uint64_t begin;
         uint64_t end;
+        bool is_rest;
+    };
+    struct ShardShare {
+        uint32_t shard;
+        DigestSum sum;
+    };
+    // What became of a piece: the sums of its bytes, or why the memory was lost; empty when all is well.
+    struct Copied {
+        std::vector<ShardShare> shares;
+        std::string failure;
     };
 
     enum class Stage { QUEUED, PLANNING, COPYING };
@@ -63,12 +76,14 @@ class CopyJob {
     // PLANNING → COPYING.
     void release();
 
-    bool has_piece() const { return stage_ == Stage::COPYING && !stopped_ && next_ < plan_->bytes(); }
+    bool has_piece() const {
+        return stage_ == Stage::COPYING && !stopped_ && (next_ < plan_->bytes() || next_rest_ < rests_.size());
+    }
     Piece take_piece();
-    // Copies a piece; runs without the engine's lock. Returns why the memory was lost; empty when all is well.
-    std::string copy(Piece piece) const;
-    // The piece was copied, or failed with a message. A job that failed or was abandoned hands out no more pieces.
-    void piece_ended(Piece piece, std::string failure);
+    // Copies a piece; runs without the engine's lock.
+    Copied copy(Piece piece) const;
+    // The piece was copied, or failed. A job that failed or was abandoned hands out no more pieces.
+    void piece_ended(Piece piece, Copied copied);
     // PLANNING or COPYING: no further piece is begun. The job ends as abandoned, its word as FAILED.
     void stop() { stopped_ = true; }
     bool finished() const { return stage_ == Stage::COPYING && running_ == 0 && !has_piece(); }
@@ -79,6 +94,13 @@ class CopyJob {
     Completion cancelled();
 
   private:
+    void list(Piece piece, std::vector<Copy>& copies, std::vector<uint32_t>& shards) const;
+    void list_rests(Piece piece, std::vector<Copy>& copies, std::vector<uint32_t>& shards) const;
+    std::vector<ShardRest> wanted_rests() const;
+    std::string fault_message(const std::byte* fault) const;
+    void fail(std::string code, std::string message);
+    void judge();
+
     const JobOrder order_;
     const std::shared_ptr<MappedCache> cache_;
     const std::shared_ptr<Board> board_;
@@ -86,6 +108,11 @@ class CopyJob {
 
     Stage stage_ = Stage::QUEUED;
     std::optional<Plan> plan_;
+    std::optional<ShardSums> sums_;  // with digests
+    std::vector<uint64_t> made_;     // the sums of a store
+    std::vector<uint32_t> wrong_;    // the shards of a retrieve with another sum
+    std::vector<ShardRest> rests_;   // that are summed as well
+    size_t next_rest_ = 0;
     Through through_ = Through::CACHE;
     uint64_t piece_bytes_ = 0;
     uint64_t next_ = 0;    // where the next piece begins

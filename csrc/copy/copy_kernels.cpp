@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/digest.h"
 #include "base/prefault.h"
 #include "base/shared_memory.h"
 #include "base/threads.h"
@@ -89,6 +90,9 @@ void stream_step(std::byte* target, const std::byte* source) {
     }
 }
 
+// Nothing else orders non-temporal stores.
+void fence_streams() { _mm_sfence(); }
+
 // Edges that are not whole steps go through the cache.
 void copy_past_cache(std::span<const Copy> copies) {
     Prefetcher prefetcher(copies);
@@ -104,10 +108,12 @@ void copy_past_cache(std::span<const Copy> copies) {
         prefetcher.step();
         std::memcpy(copy.target + at, copy.source + at, copy.bytes - at);
     }
-    _mm_sfence();  // nothing else orders non-temporal stores
+    fence_streams();
 }
 
 #else
+
+void fence_streams() {}
 
 constexpr const char* PAST_CACHE_NAME = "memcpy";
 
@@ -123,6 +129,19 @@ void run_copies(std::span<const Copy> copies, Through through) {
     } else {
         copy_past_cache(copies);
     }
+    std::atomic_thread_fence(std::memory_order_release);
+}
+
+void run_summed_copies(std::span<const Copy> copies, std::span<uint64_t> sums, Through through) {
+    const PastCache past_cache = through == Through::MEMORY ? PastCache::YES : PastCache::NO;
+    for (size_t i = 0; i < copies.size(); ++i) {
+        const Copy& copy = copies[i];
+        const std::span<const std::byte> stretch(copy.source, copy.bytes);
+        const std::byte* const next = i + 1 < copies.size() ? copies[i + 1].source : nullptr;
+        sums[i] = copy.target == nullptr ? digest_sum(stretch, copy.offset).sum
+                                         : digest_copy(stretch, copy.offset, copy.target, past_cache, next);
+    }
+    fence_streams();
     std::atomic_thread_fence(std::memory_order_release);
 }
 

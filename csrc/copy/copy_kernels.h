@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 
@@ -15,6 +16,7 @@ struct Copy {
     const std::byte* source;
     std::byte* target;
     size_t bytes;
+    uint64_t offset = 0;  // in its payload, for its sum
 };
 
 enum class Through { CACHE, MEMORY };
@@ -22,6 +24,10 @@ enum class Through { CACHE, MEMORY };
 // Runs the copies in order. On return all bytes are visible to other processors before any later store of this thread.
 // Allocates and locks nothing (it runs under run_guarded).
 void run_copies(std::span<const Copy> copies, Through through);
+
+// The same, and sums each copy's bytes into its place of `sums` (base/digest.h), from the loads that the copy makes
+// anyway. target = null: the bytes are only summed. prepare_digest() was called for the payloads.
+void run_summed_copies(std::span<const Copy> copies, std::span<uint64_t> sums, Through through);
 
 // The kind of copies past the cache: "non-temporal", or "memcpy" if we have nothing better for the processor.
 std::string copy_variant();

@@ -70,22 +70,11 @@ void check_slot(int64_t slot, uint64_t shard_bytes, uint64_t arena_bytes) {
                                   shard_bytes, slot, arena_bytes));
 }
 
-// Appends a copy, or grows the last one when both sides are adjacent to it.
-void add_copy(std::vector<PageCopy>& copies, const PageCopy& copy) {
-    if (!copies.empty()) {
-        PageCopy& last = copies.back();
-        if (last.buffer == copy.buffer && last.buffer_offset + last.bytes == copy.buffer_offset &&
-            last.arena_offset + last.bytes == copy.arena_offset) {
-            last.bytes += copy.bytes;
-            return;
-        }
-    }
-    copies.push_back(copy);
-}
-
 }  // namespace
 
-Plan::Plan(const Layout& layout, const std::vector<CopyGroup>& copy_groups, uint64_t arena_bytes, JobKind kind) {
+Plan::Plan(const Layout& layout, const std::vector<CopyGroup>& copy_groups, uint64_t arena_bytes, JobKind kind,
+           bool by_shard)
+    : by_shard_(by_shard) {
     check_blocks(layout, copy_groups);
     for (const CopyGroup& copy : copy_groups) {
         const Group& group = layout.groups()[copy.group];
@@ -111,9 +100,27 @@ void Plan::add_places(const CopyGroup& copy, const Group& group, uint64_t arena_
         check_slot(slot, group.shard_bytes, arena_bytes);
         for (uint64_t block = begin; block < end; ++block) {
             const auto in_chunk = static_cast<uint32_t>(lead + block - chunk * per_chunk);
-            places_.push_back({static_cast<uint64_t>(slot), in_chunk, copy.block_ids[block]});
+            places_.push_back({static_cast<uint64_t>(slot), in_chunk, copy.block_ids[block], shards_});
         }
+        const auto first = static_cast<uint32_t>(lead + begin - chunk * per_chunk);
+        add_rests(group, static_cast<uint64_t>(slot), first, first + static_cast<uint32_t>(end - begin));
+        ++shards_;
     });
+}
+
+// Adds what a shard has beside blocks [begin, end) of its chunk.
+void Plan::add_rests(const Group& group, uint64_t slot, uint32_t begin, uint32_t end) {
+    if (begin == 0 && end == group.blocks_per_chunk) return;
+    uint64_t region_begin = 0;
+    for (const RegionRun& run : group.runs) {
+        const uint64_t region_bytes = group.blocks_per_chunk * run.page_bytes;
+        for (uint64_t region = 0; region < run.regions; ++region, region_begin += region_bytes) {
+            const uint64_t before = begin * run.page_bytes, after = end * run.page_bytes;
+            if (before > 0) rests_.push_back({shards_, region_begin, slot + region_begin, before});
+            if (after == region_bytes) continue;
+            rests_.push_back({shards_, region_begin + after, slot + region_begin + after, region_bytes - after});
+        }
+    }
 }
 
 // Sorts places_[first_place...]. By radix when there are many: all workers wait for this, and std::sort would take 0.5
@@ -183,6 +190,19 @@ void Plan::expand(uint64_t begin, uint64_t end, std::vector<PageCopy>& copies) c
     }
 }
 
+// Appends a copy, or grows the last one when both sides are adjacent to it.
+void Plan::add_copy(std::vector<PageCopy>& copies, const PageCopy& copy) const {
+    if (!copies.empty()) {
+        PageCopy& last = copies.back();
+        if (last.buffer == copy.buffer && last.buffer_offset + last.bytes == copy.buffer_offset &&
+            last.arena_offset + last.bytes == copy.arena_offset && (!by_shard_ || last.shard == copy.shard)) {
+            last.bytes += copy.bytes;
+            return;
+        }
+    }
+    copies.push_back(copy);
+}
+
 // Adds the copies of bytes [begin, end) of the section; the first and the last page may be partial.
 void Plan::expand_section(const Section& section, uint64_t begin, uint64_t end, std::vector<PageCopy>& copies) const {
     const RegionRun& run = *section.run;
@@ -194,12 +214,12 @@ void Plan::expand_section(const Section& section, uint64_t begin, uint64_t end, 
         const uint64_t region = regions_outside ? outer : inner;
         const Place& place = places_[section.first_place + (regions_outside ? inner : outer)];
         const uint64_t bytes = std::min(run.page_bytes - skipped, end - at);
+        const uint64_t in_shard =
+            section.run_offset + region * section.region_bytes + place.in_chunk * run.page_bytes + skipped;
         add_copy(copies, {run.buffer,
                           run.offset + region * run.region_stride +
                               static_cast<uint64_t>(place.block_id) * run.block_stride + skipped,
-                          place.slot + section.run_offset + region * section.region_bytes +
-                              place.in_chunk * run.page_bytes + skipped,
-                          bytes});
+                          place.slot + in_shard, bytes, place.shard, in_shard});
         at += bytes;
         skipped = 0;
         if (++inner == inner_count) {

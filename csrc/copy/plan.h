@@ -24,12 +24,14 @@ namespace kv {
 enum class JobKind { STORE, RETRIEVE };
 
 // Blocks of one group: block_ids[i] holds block first_block + i of the prefix. slots: the arena offset of the shard of
-// each chunk that the blocks touch; SKIP: not this one.
+// each chunk that the blocks touch; SKIP: not this one. sums: of a retrieve with digests, the sum of each slot's whole
+// payload (base/digest.h); NO_DIGEST: it is not known.
 struct CopyGroup {
     uint64_t group;
     uint64_t first_block;
     std::vector<int32_t> block_ids;
     std::vector<int64_t> slots;
+    std::vector<uint64_t> sums = {};
 };
 
 constexpr int64_t SKIP = -1;
@@ -51,13 +53,25 @@ struct PageCopy {
     uint64_t buffer_offset;
     uint64_t arena_offset;
     uint64_t bytes;
+    uint32_t shard;     // in the order of shard_sums.h
+    uint64_t in_shard;  // offset in the shard's payload
+};
+
+// Bytes of a shard that a job leaves out.
+struct ShardRest {
+    uint32_t shard;
+    uint64_t in_shard;
+    uint64_t arena_offset;
+    uint64_t bytes;
 };
 
 // Immutable once built; any number of threads may expand pieces of it. `layout` must outlive it.
 class Plan {
   public:
+    // by_shard: copies of two shards are never merged.
     // Refusal("block-range" | "block-duplicate" | "slots"): nothing of a refused job may be copied.
-    Plan(const Layout& layout, const std::vector<CopyGroup>& copy_groups, uint64_t arena_bytes, JobKind kind);
+    Plan(const Layout& layout, const std::vector<CopyGroup>& copy_groups, uint64_t arena_bytes, JobKind kind,
+         bool by_shard = false);
 
     // Length of the stream.
     uint64_t bytes() const { return bytes_; }
@@ -69,11 +83,15 @@ class Plan {
     // Replaces `copies` by the copies of stream bytes [begin, end). Copies that are adjacent on both sides are merged.
     void expand(uint64_t begin, uint64_t end, std::vector<PageCopy>& copies) const;
 
+    // The bytes of the job's shards that are not in the stream: a retrieve may ask for some blocks of a chunk.
+    const std::vector<ShardRest>& rests() const { return rests_; }
+
   private:
     struct Place {
         uint64_t slot;
         uint32_t in_chunk;
         int32_t block_id;
+        uint32_t shard;
     };
     // A stretch of the stream: one run of one copy group.
     struct Section {
@@ -88,6 +106,8 @@ class Plan {
     };
 
     void add_places(const CopyGroup& copy, const Group& group, uint64_t arena_bytes);
+    void add_rests(const Group& group, uint64_t slot, uint32_t begin, uint32_t end);
+    void add_copy(std::vector<PageCopy>& copies, const PageCopy& copy) const;
     void sort_by_block(uint64_t first_place, uint64_t blocks);
     void add_sections(const Group& group, uint64_t first_place);
     std::vector<Section>::const_iterator section_at(uint64_t position) const;
@@ -95,7 +115,10 @@ class Plan {
 
     std::vector<Place> places_;
     std::vector<Section> sections_;
+    std::vector<ShardRest> rests_;
     uint64_t bytes_ = 0;
+    uint32_t shards_ = 0;
+    const bool by_shard_;
 };
 
 }  // namespace kv

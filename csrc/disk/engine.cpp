@@ -10,14 +10,14 @@ namespace kv::disk {
 namespace {
 
 constexpr unsigned DEPTH_MAX = 1024;
-constexpr unsigned HASH_THREADS_MAX = 64;
+constexpr unsigned SUM_THREADS_MAX = 64;
 constexpr size_t ITEMS_MAX = size_t{1} << 20;  // in all jobs that are under way
 
 constexpr uint64_t REGISTERED_PIECE_BYTES_MAX = uint64_t{1} << 30;  // the kernel's own bound
 
 void check(const EngineOptions& options) {
     check_range("depth", options.depth, 1, DEPTH_MAX);
-    check_range("hash_threads", options.hash_threads, 1, HASH_THREADS_MAX);
+    check_range("sum_threads", options.sum_threads, 1, SUM_THREADS_MAX);
     const uint64_t piece = options.registered_piece_bytes;
     if (piece == 0 || piece % SLOT_ALIGN != 0 || piece > REGISTERED_PIECE_BYTES_MAX) {
         bad_argument(format("registered_piece_bytes=%" PRIu64 " must be a multiple of %" PRIu64 " in [1, %" PRIu64 "]",
@@ -34,13 +34,14 @@ Engine::Engine(int arena_fd, const EngineOptions& options, std::vector<std::shar
     : registered_piece_bytes_(options.registered_piece_bytes) {
     disk::check(options);
     arena_ = map_arena(arena_fd, options.arena_bytes);
-    hashers_.emplace("kv-hash", options.hash_threads);
+    if (options.ledger_fd >= 0) ledger_.emplace(options.ledger_fd, options.ledger_bytes);
+    sum_threads_.emplace("kv-disk-sum", options.sum_threads);
     bool direct = true;
     for (const std::shared_ptr<Store>& store : stores) {
         const uint32_t device = store->device();
         if (lanes_.contains(device)) bad_argument(format("two stores have device=%u", device));
         std::unique_ptr<Io> io = store->open_io(options.choice, bounds_for(options.depth), backend_);
-        lanes_.try_emplace(device, store, std::move(io), options.depth, arena_.data(), *hashers_, ends_);
+        lanes_.try_emplace(device, store, std::move(io), options.depth, arena_.data(), *sum_threads_, ends_);
         direct = direct && store->direct();
     }
     backend_ += format(", depth %u, %s", options.depth, direct ? "O_DIRECT" : "through the page cache");
@@ -102,6 +103,7 @@ void Engine::submit(uint64_t job, Kind kind, const std::vector<DiskRecord>& reco
         item->kind = kind;
         item->record = records[index];
         item->place = place;
+        if (kind == Kind::WRITE && ledger_) item->expected_sum = ledger_->sum_of(item->record.shard);
         items[&lane].push_back(std::move(item));
     }
     ends_.expect(job, records.size());
@@ -116,7 +118,7 @@ void Engine::close() {
     if (closed_) return;
     closed_ = true;
     for (auto& [device, lane] : lanes_) lane.close();
-    hashers_.reset();  // before the lanes, which a hasher may still wake
+    sum_threads_.reset();  // before the lanes, which one of them may still wake
     lanes_.clear();
     arena_.unmap();
 }

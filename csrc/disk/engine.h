@@ -1,5 +1,8 @@
-// Copies records between the arena and the extents of stores, with one lane per device and separate threads for
-// checksums.
+// Copies records between the arena and the extents of stores, with one lane per device and separate threads for the
+// sums of payloads (base/digest.h).
+//
+// A payload gets its digest here, from the bytes in its slot. If the ledger has another sum for the slot, the write
+// ends as CHECKSUM and no header is written. A read compares what it brought with the digest in the header.
 //
 // Threads: one thread calls the methods (the mover's loop). No call waits for a device, except close().
 //
@@ -18,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "arena/ledger.h"
 #include "base/shared_memory.h"
 #include "disk/item.h"
 #include "disk/lane.h"
@@ -31,15 +35,18 @@ struct EngineOptions {
     uint64_t arena_bytes;
     Choice choice;
     unsigned depth;
-    unsigned hash_threads;
+    unsigned sum_threads;
     // Size of the arena's pieces that are registered with io_uring; a request that crosses two pieces does not use
     // them.
     uint64_t registered_piece_bytes;
+    int ledger_fd = -1;         // -1: there is no ledger, and any bytes are written; for tools
+    uint64_t ledger_bytes = 0;  // the arena_bytes of the ledger
 };
 
 class Engine {
   public:
-    // Maps the arena; the descriptor stays the caller's. recover() was called on every store that was not created.
+    // Maps the arena and the ledger; the descriptors stay the caller's. recover() was called on every store that was
+    // not created.
     Engine(int arena_fd, const EngineOptions& options, std::vector<std::shared_ptr<Store>> stores);
     ~Engine() { close(); }
 
@@ -65,7 +72,8 @@ class Engine {
     Ends ends_;
     std::string backend_;
     uint64_t arena_told_ = 0;  // bytes
-    std::optional<Crew> hashers_;
+    std::optional<Ledger> ledger_;
+    std::optional<Crew> sum_threads_;
     std::map<uint32_t, Lane> lanes_;  // by device number
     bool closed_ = false;
 };

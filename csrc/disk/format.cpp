@@ -49,7 +49,7 @@ struct RecordBytes {
     uint32_t tenant;
     uint32_t slot_units;  // size of the extent
     uint64_t generation;
-    uint64_t payload_hash;
+    uint64_t digest;  // of the payload
     uint32_t stored_s;
     uint32_t reserved;
     uint64_t seal;
@@ -100,11 +100,10 @@ Block encode(const Superblock& superblock) {
 SuperblockFound decode(const Block& block, Superblock& superblock) {
     const auto content = contents<SuperblockBytes>(block);
     if (content.magic != SUPERBLOCK_MAGIC) return SuperblockFound::NONE;
-    // Another format may have its seal elsewhere, so the version is checked before the seal.
-    if (content.format != FORMAT || content.block_bytes != BLOCK_BYTES) return SuperblockFound::OTHER_FORMAT;
-    if (content.seal != right_seal(content)) return SuperblockFound::DAMAGED;
+    if (content.format > FORMAT) return SuperblockFound::NEWER;
+    if (content.seal != right_seal(content) || content.block_bytes != BLOCK_BYTES) return SuperblockFound::DAMAGED;
     superblock = {content.segment_bytes, content.store, content.fingerprint};
-    return SuperblockFound::VALID;
+    return content.format == FORMAT ? SuperblockFound::VALID : SuperblockFound::OLDER;
 }
 
 uint32_t format_of(const Block& block) { return contents<SuperblockBytes>(block).format; }
@@ -134,7 +133,7 @@ Entry encode(const StoreId& store, uint64_t epoch, Place place, const Sealed& se
     content.segment = place.segment;
     content.position = place.position;
     copy_shard(sealed.record.shard, content);
-    content.payload_hash = sealed.payload_hash;
+    content.digest = sealed.digest;
     content.stored_s = sealed.record.stored_s;
     return seal<Entry>(content);
 }
@@ -147,14 +146,15 @@ Found decode(const Entry& entry, const StoreId& store, const SegmentLabel& label
     if (Place{content.segment, content.position} != place) return Found::DAMAGED;
     if (content.epoch != label.epoch) return Found::EARLIER;
     if (uint64_t{content.slot_units} * BLOCK_BYTES != label.extent_bytes ||
-        content.payload_bytes > label.extent_bytes || content.generation == 0) {
+        content.payload_bytes > label.extent_bytes || content.generation == 0 || content.digest >= DIGEST_PRIME) {
         return Found::DAMAGED;
     }
     sealed = {};
     sealed.record.shard.arena_offset = -1;
     copy_shard(content, sealed.record.shard);
+    sealed.record.shard.sum = NO_DIGEST;
     sealed.record.stored_s = content.stored_s;
-    sealed.payload_hash = content.payload_hash;
+    sealed.digest = content.digest;
     return Found::RECORD;
 }
 

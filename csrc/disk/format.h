@@ -21,7 +21,7 @@ namespace kv::disk {
 constexpr uint64_t BLOCK_BYTES = 4096;
 static_assert(BLOCK_BYTES == SLOT_ALIGN, "payloads go straight between slots and extents");
 
-constexpr uint32_t FORMAT = 2;
+constexpr uint32_t FORMAT = 3;
 constexpr uint64_t SUPERBLOCKS = 2;
 constexpr uint64_t SEGMENTS_OFFSET = SUPERBLOCKS * BLOCK_BYTES;  // in both files
 constexpr uint64_t SEGMENT_BYTES_MAX = uint64_t{1} << 34;
@@ -34,7 +34,9 @@ using Fingerprint = std::array<std::byte, 32>;
 
 // A record as Python packs it: the ledger's record of a slot, and its place on disk.
 struct DiskRecord {
-    LedgerRecord shard;  // arena_offset: -1 if there is none. slot_units: the extent's size
+    // arena_offset: -1 if there is none. slot_units: the extent's size. sum: nobody reads it, and recovery gives
+    // NO_DIGEST
+    LedgerRecord shard;
     int64_t extent;
     uint32_t device;
     uint32_t stored_s;
@@ -43,7 +45,7 @@ struct DiskRecord {
     // Bytes of the whole blocks that a payload takes in its extent and in its slot.
     uint64_t payload_block_bytes() const { return (shard.payload_bytes + BLOCK_BYTES - 1) / BLOCK_BYTES * BLOCK_BYTES; }
 };
-static_assert(sizeof(DiskRecord) == 144, "no padding: records are packed");
+static_assert(sizeof(DiskRecord) == 152, "no padding: records are packed");
 
 // One block, aligned for direct I/O.
 struct alignas(BLOCK_BYTES) Block {
@@ -112,10 +114,10 @@ struct SegmentLabel {
     uint64_t epoch;
 };
 
-// The content of a header: the record, and the checksum of its payload.
+// The content of a header: the record, and the digest of its payload.
 struct Sealed {
     DiskRecord record;
-    uint64_t payload_hash;
+    uint64_t digest;
 };
 
 enum class Found {
@@ -125,9 +127,16 @@ enum class Found {
     DAMAGED,  // was ours; the checksum fails, or it names another place
 };
 
-enum class SuperblockFound { NONE, VALID, OTHER_FORMAT, DAMAGED };
+enum class SuperblockFound {
+    NONE,
+    VALID,
+    OLDER,  // whole, and of an earlier format
+    NEWER,  // of a later format, which may have its seal elsewhere
+    DAMAGED,
+};
 
 Block encode(const Superblock& superblock);
+// Fills in the superblock if it is VALID or OLDER.
 SuperblockFound decode(const Block& block, Superblock& superblock);
 // The format version in a superblock of ours, which may be any.
 uint32_t format_of(const Block& block);

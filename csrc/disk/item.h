@@ -28,8 +28,9 @@ struct Completion {
     uint64_t payload_bytes;
     uint64_t wait_ns;
     uint64_t io_ns;
+    uint64_t sum;  // of a payload that was read (base/digest.h), else NO_DIGEST
 };
-static_assert(sizeof(Completion) == 40, "no padding: completions are packed");
+static_assert(sizeof(Completion) == 48, "no padding: completions are packed");
 
 // An item is also its own request: at most one is under way for it.
 struct Item : Request {
@@ -39,31 +40,33 @@ struct Item : Request {
         WITHDRAWING,  // the extent's old header is being overwritten with zeros
         WAITING,      // for its turn at the device
         MOVING,       // its payload is being transferred
-        HASHING,      // only its checksum is missing
+        SUMMING,      // only its sum is missing
         SEALING,      // its header is being written
-        ENDING,       // over, but a hasher still uses it
+        ENDING,       // over, but a thread still sums it
     };
 
     uint64_t job = 0;
     uint32_t index = 0;
     Kind kind = Kind::READ;
     DiskRecord record{};
+    uint64_t expected_sum = NO_DIGEST;  // of a write; NO_DIGEST: any
     Place place{};
 
-    // State shared by the hasher and the lane that needs the hash: the first of them leaves it for the other.
-    enum class Hash {
+    // State shared by the thread that sums and the lane that needs the sum: the first of them leaves it for the other.
+    enum class Sum {
         NONE,
         COMPUTING,
-        AWAITED,  // the lane has nothing else to do for the item: the hasher hands it over
+        AWAITED,  // the lane has nothing else to do for the item: the other thread hands it over
         READY,
     };
 
     Step step = Step::QUEUED;
-    std::atomic<Hash> hash_state = Hash::NONE;
-    uint64_t hash = 0;   // when READY
-    uint32_t moved = 0;  // bytes of the payload that were transferred
-    uint64_t epoch = 0;  // of the label that is being written, while FORMING
-    Entry entry;         // the label or header that is being written
+    std::atomic<Sum> sum_state = Sum::NONE;
+    uint64_t sum = 0;     // of the payload in the arena, when READY
+    uint64_t digest = 0;  // from that sum and the record's name
+    uint32_t moved = 0;   // bytes of the payload that were transferred
+    uint64_t epoch = 0;   // of the label that is being written, while FORMING
+    Entry entry;          // the label or header that is being written
     Outcome outcome = Outcome::DONE;
     int error = 0;
     uint64_t queued_ns = 0;

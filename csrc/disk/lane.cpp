@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "base/checksum.h"
+#include "base/digest.h"
 
 namespace kv::disk {
 namespace {
@@ -32,9 +32,14 @@ uint64_t draw_epoch() {
 
 }  // namespace
 
-Lane::Lane(std::shared_ptr<Store> store, std::unique_ptr<Io> io, unsigned depth, std::byte* arena, Crew& hashers,
+Lane::Lane(std::shared_ptr<Store> store, std::unique_ptr<Io> io, unsigned depth, std::byte* arena, Crew& sum_threads,
            Ends& ends)
-    : store_(std::move(store)), io_(std::move(io)), depth_(depth), arena_(arena), hashers_(hashers), ends_(ends) {
+    : store_(std::move(store)),
+      io_(std::move(io)),
+      depth_(depth),
+      arena_(arena),
+      sum_threads_(sum_threads),
+      ends_(ends) {
     thread_ = start_thread(format("kv-disk-%u", store_->device()), [this] { run(); });
 }
 
@@ -90,7 +95,7 @@ void Lane::run() {
         begin_moves();
         begin_entries();
         if (closing && active_.empty()) return;
-        start_hashing();
+        start_summing();
         register_next();
         ended.clear();
         io_->collect(ended);
@@ -109,7 +114,7 @@ bool Lane::take_inbox() {
     for (ItemPointer& item : inbox.items) {
         (item->kind == Kind::READ ? reads_ : writes_).push_back(std::move(item));
     }
-    for (Item* item : inbox.hashed) hashed(*item);
+    for (Item* item : inbox.summed) summed(*item);
     for (const uint64_t job : inbox.cancelled) cancel_queued([job](const Item& item) { return item.job == job; });
     if (inbox.closing) cancel_queued([](const Item&) { return true; });
     memory_.insert(memory_.end(), inbox.memory.begin(), inbox.memory.end());
@@ -232,7 +237,7 @@ void Lane::prepare_write(Item& item) {
     KV_ASSERT(!extent.busy);
     extent.busy = true;
     extent.forget();
-    hash(item);
+    sum(item);
     if (extent.header_found) {
         withdraw(item);
     } else {
@@ -296,48 +301,58 @@ void Lane::moved(Item& item) {
     }
     --moving_;
     if (!succeeded(item)) return;
-    item.step = Item::Step::HASHING;
-    if (item.kind == Kind::READ) hash(item);
-    if (has_hash(item)) hashed(item);
+    item.step = Item::Step::SUMMING;
+    if (item.kind == Kind::READ) sum(item);
+    if (has_sum(item)) summed(item);
 }
 
-void Lane::hash(Item& item) {
-    item.hash_state = Item::Hash::COMPUTING;
-    to_hash_.push_back([this, &item] {
+void Lane::sum(Item& item) {
+    item.sum_state = Item::Sum::COMPUTING;
+    to_sum_.push_back([this, &item] {
         const LedgerRecord& shard = item.record.shard;
-        item.hash = xxh3({arena_ + shard.arena_offset, shard.payload_bytes});
-        if (item.hash_state.exchange(Item::Hash::READY) != Item::Hash::AWAITED) return;  // the lane may end it now
+        const DigestSum summed = digest_sum({arena_ + shard.arena_offset, shard.payload_bytes}, 0);
+        item.sum = summed.sum;
+        item.digest = payload_digest(summed, name_of(shard), shard.payload_bytes).value();
+        if (item.sum_state.exchange(Item::Sum::READY) != Item::Sum::AWAITED) return;  // the lane may end it now
         {
             const std::lock_guard lock(mutex_);
-            inbox_.hashed.push_back(&item);
+            inbox_.summed.push_back(&item);
         }
         io_->wake();
     });
 }
 
-// Starts requests of the device before it wakes the hashers, which takes as long as a small request.
-void Lane::start_hashing() {
-    if (to_hash_.empty()) return;
+// Starts requests of the device before it wakes the threads that sum, which takes as long as a small request.
+void Lane::start_summing() {
+    if (to_sum_.empty()) return;
     io_->start();
-    hashers_.add(to_hash_);
-    to_hash_.clear();
+    sum_threads_.add(to_sum_);
+    to_sum_.clear();
 }
 
-// Whether no hasher uses the item any more. If false, hashed() is called later. To be called once per item.
-bool Lane::has_hash(Item& item) {
-    if (item.hash_state == Item::Hash::NONE) return true;
-    return item.hash_state.exchange(Item::Hash::AWAITED) == Item::Hash::READY;
+// Whether no thread sums the item any more. If false, summed() is called later. To be called once per item.
+bool Lane::has_sum(Item& item) {
+    if (item.sum_state == Item::Sum::NONE) return true;
+    return item.sum_state.exchange(Item::Sum::AWAITED) == Item::Sum::READY;
 }
 
-void Lane::hashed(Item& item) {
-    item.hash_state = Item::Hash::NONE;
+void Lane::summed(Item& item) {
+    item.sum_state = Item::Sum::NONE;
     if (item.step == Item::Step::ENDING) {
         end(item, item.outcome);
+    } else if (!has_right_bytes(item)) {
+        end(item, Outcome::CHECKSUM);
     } else if (item.kind == Kind::WRITE) {
         seal(item);
     } else {
-        end(item, item.hash == extent_of(item).payload_hash ? Outcome::DONE : Outcome::CHECKSUM);
+        end(item, Outcome::DONE);
     }
+}
+
+// A header vouches for its payload. So a slot that does not hold what an engine stored never gets one.
+bool Lane::has_right_bytes(const Item& item) const {
+    if (item.kind == Kind::READ) return item.digest == extent_of(item).digest;
+    return item.expected_sum == NO_DIGEST || item.sum == item.expected_sum;
 }
 
 // ------------------------------------------------------------------ headers and ends
@@ -345,7 +360,7 @@ void Lane::hashed(Item& item) {
 void Lane::seal(Item& item) {
     item.step = Item::Step::SEALING;
     item.record.stored_s = static_cast<uint32_t>(std::time(nullptr));
-    const Sealed sealed{item.record, item.hash};
+    const Sealed sealed{item.record, item.digest};
     extent_of(item).header_found = true;  // even if the write fails
     const Entry header = encode(store_->id(), segment_of(item).epoch, item.place, sealed);
     write_entry(item, geometry().header_offset(item.place), header);
@@ -357,7 +372,7 @@ void Lane::sealed(Item& item) {
     ExtentState& extent = extent_of(item);
     extent.generation = shard.generation;
     extent.identity = identity_of(shard);
-    extent.payload_hash = item.hash;
+    extent.digest = item.digest;
     extent.payload_bytes = shard.payload_bytes;
     end(item, Outcome::DONE);
 }
@@ -374,7 +389,7 @@ void Lane::request_ended(Item& item) {
             return sealed(item);
         case Item::Step::QUEUED:
         case Item::Step::WAITING:
-        case Item::Step::HASHING:
+        case Item::Step::SUMMING:
         case Item::Step::ENDING:
             KV_ASSERT(false);  // no request is under way in these steps
     }
@@ -403,7 +418,7 @@ bool Lane::succeeded(Item& item) {
 void Lane::end(Item& item, Outcome outcome) {
     item.outcome = outcome;
     item.step = Item::Step::ENDING;
-    if (!has_hash(item)) return;
+    if (!has_sum(item)) return;
     SegmentState& segment = segment_of(item);
     KV_ASSERT(segment.busy > 0);
     --segment.busy;
@@ -415,9 +430,10 @@ void Lane::end(Item& item, Outcome outcome) {
 
 void Lane::report(const Item& item) {
     const uint64_t now = now_ns();
+    const bool done = item.outcome == Outcome::DONE;
     ends_.push({item.job, item.index, static_cast<uint16_t>(item.outcome), static_cast<uint16_t>(item.error),
-                item.outcome == Outcome::DONE ? item.record.shard.payload_bytes : 0, item.begun_ns - item.queued_ns,
-                now - item.begun_ns});
+                done ? item.record.shard.payload_bytes : 0, item.begun_ns - item.queued_ns, now - item.begun_ns,
+                done && item.kind == Kind::READ ? item.sum : NO_DIGEST});
 }
 
 }  // namespace kv::disk

@@ -23,8 +23,8 @@ namespace kv::disk {
 
 class Lane {
   public:
-    // depth: payloads under way. The io takes requests_max(depth) requests. hashers and ends must outlive the lane.
-    Lane(std::shared_ptr<Store> store, std::unique_ptr<Io> io, unsigned depth, std::byte* arena, Crew& hashers,
+    // depth: payloads under way. The io takes requests_max(depth) requests. sum_threads and ends must outlive the lane.
+    Lane(std::shared_ptr<Store> store, std::unique_ptr<Io> io, unsigned depth, std::byte* arena, Crew& sum_threads,
          Ends& ends);
     ~Lane() { close(); }
 
@@ -44,7 +44,7 @@ class Lane {
 
     struct Inbox {
         std::vector<ItemPointer> items;
-        std::vector<Item*> hashed;
+        std::vector<Item*> summed;
         std::vector<uint64_t> cancelled;
         std::vector<std::pair<uint64_t, uint64_t>> memory;
         bool closing = false;
@@ -67,10 +67,11 @@ class Lane {
     void begin_moves();
     void move(Item& item);
     void moved(Item& item);
-    void hash(Item& item);
-    void start_hashing();
-    bool has_hash(Item& item);
-    void hashed(Item& item);
+    void sum(Item& item);
+    void start_summing();
+    bool has_sum(Item& item);
+    void summed(Item& item);
+    bool has_right_bytes(const Item& item) const;
     void seal(Item& item);
     void sealed(Item& item);
     void request_ended(Item& item);
@@ -83,13 +84,14 @@ class Lane {
     SegmentState& segment_of(const Item& item) { return store_->segments()[item.place.segment]; }
     const SegmentState& segment_of(const Item& item) const { return store_->segments()[item.place.segment]; }
     ExtentState& extent_of(const Item& item) { return segment_of(item).extents[item.place.position]; }
+    const ExtentState& extent_of(const Item& item) const { return segment_of(item).extents[item.place.position]; }
     bool serves(const Item& item) const { return segment_of(item).extent_bytes == item.record.extent_bytes(); }
 
     const std::shared_ptr<Store> store_;
     const std::unique_ptr<Io> io_;
     const unsigned depth_;
     std::byte* const arena_;
-    Crew& hashers_;
+    Crew& sum_threads_;
     Ends& ends_;
     std::atomic<uint64_t> registered_bytes_ = 0;
 
@@ -106,7 +108,7 @@ class Lane {
     unsigned moving_ = 0;
     unsigned reads_in_a_row_ = 0;  // reads begun at the device since the last write
     std::vector<Item*> entries_waiting_;
-    std::vector<Crew::Task> to_hash_;
+    std::vector<Crew::Task> to_sum_;
     std::deque<std::pair<uint64_t, uint64_t>> memory_;
 
     std::thread thread_;

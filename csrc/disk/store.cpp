@@ -152,7 +152,7 @@ void Store::take_header(const Entry& entry, Place place, std::vector<DiskRecord>
     const LedgerRecord& shard = sealed.record.shard;
     extent.generation = shard.generation;
     extent.identity = identity_of(shard);
-    extent.payload_hash = sealed.payload_hash;
+    extent.digest = sealed.digest;
     extent.payload_bytes = shard.payload_bytes;
     sealed.record.extent = files_.geometry.extent(place, segment.extent_bytes);
     sealed.record.device = device_;

@@ -3,7 +3,7 @@
 // A record is made of three writes, each begun when the one before has ended: the extent's old header is overwritten
 // with zeros, the payload is written, the new header is written. Only the payload goes to the device; headers go to the
 // page cache, which the kernel writes back in its time. So a process that is killed at any instant leaves the old
-// record, none, or the new one. All other damage is found by the header's checksum of the payload when it is read: a
+// record, none, or the new one. All other damage is found by the header's digest of the payload when it is read: a
 // power cut that loses the page cache or reorders writes of the device, a torn or misdirected write, decay. The caller
 // has the index of keys: nothing here looks a key up.
 //
@@ -30,7 +30,7 @@ namespace kv::disk {
 struct ExtentState {
     uint64_t generation = 0;  // 0: no record that may be read
     uint64_t identity = 0;
-    uint64_t payload_hash = 0;
+    uint64_t digest = 0;  // of the payload
     uint32_t payload_bytes = 0;
     bool header_found = false;  // a recovery would, or might, accept the header on the device
     bool busy = false;          // an item works on it
@@ -84,6 +84,7 @@ class Store {
     const std::string& directory() const { return directory_; }
     bool created() const { return files_.created; }
     uint64_t segments_cut() const { return files_.segments_cut; }
+    uint32_t emptied_format() const { return files_.emptied_format; }
     bool direct() const { return files_.direct; }
     std::vector<SegmentState>& segments() { return segments_; }
 

@@ -158,7 +158,8 @@ Descriptor open_direct(const Named& named, int access, bool& direct) {
     return open_cached(named, access);
 }
 
-// Reads the first valid copy. Otherwise returns the finding about the file, and its format version.
+// Reads the first valid copy, or else one of an older format. Otherwise returns the finding about the file, and its
+// format version.
 SuperblockFound read_superblock(int fd, Superblock& superblock, uint32_t& version, const std::string& path) {
     SuperblockFound best = SuperblockFound::NONE;
     const auto block = std::make_unique<Block>();
@@ -168,12 +169,14 @@ SuperblockFound read_superblock(int fd, Superblock& superblock, uint32_t& versio
         if (bytes != static_cast<ssize_t>(BLOCK_BYTES)) continue;
         const SuperblockFound found = decode(*block, superblock);
         if (found == SuperblockFound::VALID) return found;
-        if (best != SuperblockFound::NONE) continue;
+        if (best != SuperblockFound::NONE && found != SuperblockFound::OLDER) continue;
         best = found;
         version = format_of(*block);
     }
     return best;
 }
+
+constexpr const char* OTHER_KIND = "has records of another kind: use the version that wrote it, or move it away";
 
 [[noreturn]] void refuse_unknown(const Named& named) {
     throw Refusal("disk-unknown", named.path() + " is no file of ours: move it away");
@@ -192,7 +195,11 @@ Superblock sound_superblock(int fd, const Named& named) {
             break;
         case SuperblockFound::NONE:
             refuse_unknown(named);
-        case SuperblockFound::OTHER_FORMAT:
+        case SuperblockFound::OLDER:
+            refuse_foreign(named, format("is of format %u of an older release, expected %u: a server of this release "
+                                         "empties it when it starts",
+                                         version, FORMAT));
+        case SuperblockFound::NEWER:
             refuse_foreign(named, format("is of format %u, expected %u: use the version that wrote it, or move it away",
                                          version, FORMAT));
         case SuperblockFound::DAMAGED:
@@ -204,7 +211,7 @@ Superblock sound_superblock(int fd, const Named& named) {
 Superblock payloads_superblock(int fd, const Named& named, const Fingerprint& fingerprint) {
     const Superblock superblock = sound_superblock(fd, named);
     if (superblock.fingerprint == fingerprint && is_segment_bytes(superblock.segment_bytes)) return superblock;
-    refuse_foreign(named, "has records of another kind: use the version that wrote it, or move it away");
+    refuse_foreign(named, OTHER_KIND);
 }
 
 void check_same_store(int headers, const Named& named, const StoreId& store) {
@@ -249,6 +256,7 @@ class Opening {
     StoreFiles open() && {
         if (!exists(payloads())) create_both();
         files_.payloads = open_direct(payloads(), O_RDWR, files_.direct);
+        if (is_older()) empty();
         check_payloads();
         check_ours(files_.payloads.get(), payloads().path());
         if (!exists(headers())) create_headers();
@@ -264,15 +272,49 @@ class Opening {
     Named payloads() const { return {options_.directory, files_.directory.get(), FILE_NAME}; }
     Named headers() const { return {options_.directory, files_.directory.get(), HEADERS_NAME}; }
 
-    // Makes both files. Without payloads, existing headers of ours are useless, even damaged ones, and are replaced.
-    void create_both() {
-        if (exists(headers())) {
-            Superblock superblock{};
-            const Descriptor file = open_cached(headers(), O_RDONLY);
-            uint32_t version = 0;
-            const SuperblockFound found = read_superblock(file.get(), superblock, version, headers().path());
-            if (found == SuperblockFound::NONE) refuse_unknown(headers());
+    // Whether the payloads are of an older format. Notes which one.
+    bool is_older() {
+        Superblock superblock{};
+        uint32_t version = 0;
+        const int payloads_fd = files_.payloads.get();
+        if (read_superblock(payloads_fd, superblock, version, payloads().path()) != SuperblockFound::OLDER)
+            return false;
+        check_ours(payloads_fd, payloads().path());
+        if (superblock.fingerprint != options_.fingerprint) refuse_foreign(payloads(), OTHER_KIND);
+        files_.emptied_format = version;
+        return true;
+    }
+
+    // Makes an empty store of one of an older format, in place: there may be no room for another. Its superblocks come
+    // last, so the next start begins anew if this one does not get there.
+    void empty() {
+        const int payloads_fd = files_.payloads.get();
+        check_replaceable_headers();
+        const uint64_t bytes_before = file_bytes(payloads_fd);
+        try {
+            resize(payloads_fd, files_.geometry.payload_file_bytes(), payloads().path());
+        } catch (...) {
+            give_back(payloads_fd, bytes_before);
+            throw;
         }
+        superblock_ = fresh_superblock(options_);
+        ::unlinkat(files_.directory.get(), HEADERS_NAME, 0);
+        create_headers();
+        write_superblocks(payloads_fd, superblock_, payloads().path());
+    }
+
+    // Headers without their payloads are useless, even damaged ones. Other files of that name are refused.
+    void check_replaceable_headers() const {
+        if (!exists(headers())) return;
+        Superblock superblock{};
+        uint32_t version = 0;
+        const Descriptor file = open_cached(headers(), O_RDONLY);
+        const SuperblockFound found = read_superblock(file.get(), superblock, version, headers().path());
+        if (found == SuperblockFound::NONE) refuse_unknown(headers());
+    }
+
+    void create_both() {
+        check_replaceable_headers();
         superblock_ = fresh_superblock(options_);
         create_headers();
         try {

@@ -26,14 +26,17 @@ struct StoreFiles {
     Geometry geometry;
     StoreId store;
     bool created;
-    bool direct;            // payloads use O_DIRECT
-    uint64_t segments_cut;  // segments that one of the files had and the other one had lost
+    bool direct;              // payloads use O_DIRECT
+    uint64_t segments_cut;    // segments that one of the files had and the other one had lost
+    uint32_t emptied_format;  // format of an older release whose records were dropped; 0: none
 };
 
 // Other users of a store while it is read. SERVER: a server may use it, so no lock is taken. Then each entry is read at
 // another moment, and some while they are written.
 enum class Company { NONE, SERVER };
 
+// A store of an older format is emptied, and used again with the options given.
+//
 // Refusal: "disk-size", "disk-locked", "disk-foreign", "disk-unknown", "disk-owner", "disk-filesystem".
 // std::system_error: an error of the system. Nothing is changed then, and no new file is left.
 StoreFiles open_store_files(const FileOptions& options);

@@ -31,6 +31,8 @@ def bounds_from(config: Config) -> Bounds:
         disk_segment_bytes=config.disk_segment_bytes,
         disk_run_tokens=config.disk_run_tokens,
         disk_write_through=config.disk_write_policy == "through",
+        verifies=config.digests == "on",
+        scrub_bytes_per_s=config.scrub_bytes_per_s,
         disk_second_touch=config.disk_admission == "second-touch",
         disk_daily_write_bytes=config.disk_daily_write_bytes,
         disk_write_queue_ms=config.disk_write_queue_ms,

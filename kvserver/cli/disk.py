@@ -53,7 +53,7 @@ def inspect(config: Config, say: Say) -> bool:
 
 
 def verify(config: Config, tell: Callable[[int, int], None], say: Say) -> Counter[str]:
-    """Reads every record, compares its checksum, and prints a line for each device. Raises ConfigError.
+    """Reads every record, compares its digest, and prints a line for each device. Raises ConfigError.
 
     Counts the "right" records, the faults of the others, and devices that could not be opened. tell: progress within a
     device, (done, all)."""
@@ -222,7 +222,7 @@ def _verify(device: Device, counts: Counter[str], tell: Callable[[int, int], Non
     arena_bytes = most * slot_bytes
     arena = create_memfd("kvserver-verify", arena_bytes)
     engine = DiskEngine(
-        arena_fd=arena, arena_bytes=arena_bytes, stores=[device.store], engine="auto", depth=BATCH, hash_threads=2
+        arena_fd=arena, arena_bytes=arena_bytes, stores=[device.store], engine="auto", depth=BATCH, sum_threads=2
     )
     engine.arena_ready(arena_bytes)
     poll = select.poll()

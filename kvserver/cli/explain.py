@@ -29,6 +29,7 @@ CAUSES = {
     "index": "the index was full (chunks_max)",
     "disk": "it was on disk alone, and made room there or had no place when its device was drained",
     "lost": "it, or a chunk before it, could not be read from disk",
+    "digest": "it, or a chunk before it, had other bytes than were stored (kvserver_digest_mismatches_total)",
     "died": "whoever stored it died",
     "failed": "its copy failed",
     "abandoned": "its client gave the store up",

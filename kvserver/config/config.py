@@ -106,6 +106,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         "is missing. Empty: "
         "/var/cache/kvserver for root, else kvserver in $XDG_CACHE_HOME or ~/.cache.",
     ] = ""
+    digests: Annotated[
+        Literal["on", "off"],
+        "on: each chunk that is loaded is compared with what an engine stored, by a sum over its bytes "
+        "(docs/digest.md). off: bytes that changed in memory are delivered as right.",
+    ] = "on"
+    scrub_bytes_per_s: Annotated[
+        int,
+        Within(0, TIB),
+        "Bytes of DRAM, and as many of the disks, that are read each second to find chunks that changed, before "
+        "anybody asks for them. 0: none.",
+    ] = 0
     eviction_policy: Annotated[
         Literal["lru", "arc"],
         "What leaves DRAM first. lru: what was used longest ago. arc: what came once may have less room than what "

@@ -40,7 +40,7 @@ class Key(NamedTuple):
 
     @property
     def in_bytes(self) -> bool:
-        return self.name.endswith("_bytes")
+        return self.name.endswith(("_bytes", "_bytes_per_s"))
 
     @property
     def expected(self) -> str:

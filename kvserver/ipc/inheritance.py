@@ -3,7 +3,6 @@
 import ctypes
 import os
 import signal
-from typing import Literal
 
 import msgspec
 
@@ -13,9 +12,6 @@ from kvserver.wire.orders import MoverKind
 CANNOT_START = 2
 """Exit status of a brain that cannot start with this configuration or machine, so that a retry would not help."""
 PR_SET_PDEATHSIG = 1
-
-Sums = Literal["put", "compare"]
-"""Work of a child that sums the arena's bytes (arena_sums.py)."""
 
 
 class Inheritance(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +27,6 @@ class Inheritance(msgspec.Struct, frozen=True, kw_only=True):
     device_id: str = ""
     """Mover: the device that it serves, as in orders.StartMover."""
     incarnation: int = 0
-    sums: Sums | None = None
     config: Config
 
 

@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import sys
 import time
 from collections.abc import Callable
@@ -27,8 +28,9 @@ from kvserver.ipc.inheritance import Inheritance, die_with_parent
 from kvserver.movers import disk_notes, disk_retire
 from kvserver.movers.disk_hits import HitCounts
 from kvserver.movers.disk_notes import Known
+from kvserver.movers.scrubbing import Scrubbing
 from kvserver.tiers.prefix_notes import prefix_from
-from kvserver.tiers.records import unpack_disk
+from kvserver.tiers.records import NO_SUM, unpack_disk
 from kvserver.transfer.disk import Unusable, completions, open_store
 from kvserver.transfer.native import DiskEngine, DiskStore, RecoveryOrder
 from kvserver.wire.orders import (
@@ -56,6 +58,7 @@ from kvserver.wire.orders import (
     Ready,
     Recover,
     Report,
+    Scrub,
     TellRecords,
     decode_order,
     encode,
@@ -64,7 +67,7 @@ from kvserver.wire.orders import (
 COMPLETIONS_PER_TURN = 256
 RECORDS_A_REPORT = 256
 """Records in one report. The brain handles a report without interruption (brain/process.py): 2 ms at 8 us a record."""
-HASH_THREADS = 2
+SUM_THREADS = 2
 ENGINE_REFUSED = "disk-engine:"
 NOTES_AGAIN_S, NOTES_AGAIN_S_MAX = 1.0, 64.0
 """Time until notes are tried again after one could not be written: first and longest. It doubles each time."""
@@ -72,7 +75,7 @@ DRAINED = f"it was drained; remove {disk_retire.MARK} there, while no server run
 
 FAULTS: dict[Fault, str] = {
     "io": "the device failed",
-    "checksum": "a record has other bytes than were written",
+    "checksum": "a record has other bytes than were stored",
     "stale": "a record is not there any more",
     "short": "a file has become shorter",
     "cancelled": "given up",
@@ -101,8 +104,10 @@ class Device:
 @dataclass(slots=True)
 class Job:
     left: int
+    sums: list[int]
+    """Sums of the records; empty for a write."""
     hit: tuple[Device, bytes] | None
-    """Device and namespace whose read count grows when the whole read succeeds; None for a write."""
+    """Device and namespace whose read count grows when the whole read succeeds; None for what nobody asked for."""
     io_ns: int = 0
     faults: list[ItemFault] = field(default_factory=list)
 
@@ -144,13 +149,17 @@ class DiskMover:
                 _check_notes(device.directory)
                 device.store = store
                 self._found.append(found)
-                _tell_size(device.directory, before_bytes, device.store)
+                if store.emptied_format:
+                    _tell_emptied(device.directory, store)
+                else:
+                    _tell_size(device.directory, before_bytes, store)
                 counts = HitCounts.begin if device.store.created else HitCounts.load
                 device.hits = counts(device.directory)
             except Unusable as why:
                 device.problem = str(why)
                 logs.event(logging.ERROR, "disk not usable", ("directory", device.directory), ("why", device.problem))
         self._engine = self._open_engine(inherited)
+        self._scrubbing = Scrubbing(inherited)
 
     def _open_engine(self, inherited: Inheritance) -> DiskEngine | None:
         """The engine; None without a store, or if the configured engine is refused. Then no device is used."""
@@ -165,7 +174,9 @@ class DiskMover:
                 stores=stores,
                 engine=config.disk_engine,
                 depth=config.disk_depth,
-                hash_threads=HASH_THREADS,
+                sum_threads=SUM_THREADS,
+                ledger_fd=inherited.ledger,
+                ledger_bytes=config.ledger_span_bytes,
             )
         except ValueError as why:
             if not str(why).startswith(ENGINE_REFUSED):
@@ -190,10 +201,15 @@ class DiskMover:
         eventfd = self._engine.eventfd if self._engine is not None else -1
         if eventfd >= 0:
             poll.register(eventfd, select.POLLIN)
+        if self._scrubbing.eventfd >= 0:
+            poll.register(self._scrubbing.eventfd, select.POLLIN)
         while True:
             for descriptor, _ in poll.poll(self._patience_ms()):
                 if descriptor == eventfd:
                     self._complete()
+                elif descriptor == self._scrubbing.eventfd:
+                    for report in self._scrubbing.reports():
+                        self._report(report)
                 elif not self._take_order():
                     return
             self._try_notes_again()
@@ -222,8 +238,10 @@ class DiskMover:
             case Demote(job, records):
                 self._found = []
                 self._submit(job, "write", records)
-            case Promote(job, records):
-                self._submit(job, "read", records)
+            case Promote(job, records, asked):
+                self._submit(job, "read", records, asked=asked)
+            case Scrub():
+                self._scrubbing.begin(order)
             case Note(namespace, document, void):
                 self._note(namespace, document, void)
             case ForgetNotes(namespaces, void):
@@ -245,15 +263,17 @@ class DiskMover:
             case _:
                 raise AssertionError(f"{type(order).__name__} is no order for disks")
 
-    def _submit(self, job: int, kind: Literal["write", "read"], records: bytes) -> None:
-        """Submits a job to the engine. All its records are for one device."""
+    def _submit(self, job: int, kind: Literal["write", "read"], records: bytes, *, asked: bool = False) -> None:
+        """Submits a job to the engine. All its records are for one device. asked: a read that counts as a hit."""
         count = len(records) // DiskStore.RECORD_BYTES
         first = next(unpack_disk(records))
         device = self._devices[first.device]
+        sums = [NO_SUM] * count if kind == "read" else []
         if self._engine is None or device.store is None:
-            self._report(Moved(job, [ItemFault(item, "io") for item in range(count)], io_ns=0))
+            faults = [ItemFault(item, "io") for item in range(count)]
+            self._report(Moved(job, faults, io_ns=0, sums=_packed(sums)))
             return
-        self._jobs[job] = Job(count, (device, first.namespace) if kind == "read" else None)
+        self._jobs[job] = Job(count, sums, (device, first.namespace) if asked else None)
         self._engine.submit(job, kind, records)
 
     def _note(self, namespace: bytes, document: bytes, void: int) -> None:
@@ -446,12 +466,14 @@ class DiskMover:
                 job = self._jobs[done.job]
                 job.left -= 1
                 job.io_ns = max(job.io_ns, done.io_ns)
+                if job.sums:
+                    job.sums[done.item] = done.sum
                 if done.fault is not None:
                     job.faults.append(ItemFault(done.item, done.fault))
                     self._tell_error(done.fault, done.errno)
                 if not job.left:
                     del self._jobs[done.job]
-                    self._report(Moved(done.job, job.faults, io_ns=job.io_ns))
+                    self._report(Moved(done.job, job.faults, io_ns=job.io_ns, sums=_packed(job.sums)))
                     if job.hit is not None and not job.faults:
                         device, namespace = job.hit
                         if device.hits is not None:
@@ -495,6 +517,10 @@ class DiskMover:
         send(self._brain, encode(report))
 
 
+def _packed(sums: list[int]) -> bytes:
+    return struct.pack(f"<{len(sums)}Q", *sums)
+
+
 def _file_bytes(directory: str) -> int:
     """Bytes of both files of a store; 0 unless both exist."""
     try:
@@ -529,6 +555,16 @@ def _tell_size(directory: str, before_bytes: int, store: DiskStore) -> None:
     elif before_bytes not in (0, store.file_bytes):
         level = logging.WARNING if store.file_bytes < before_bytes else logging.INFO
         logs.event(level, "disk resized", *facts)
+
+
+def _tell_emptied(directory: str, store: DiskStore) -> None:
+    logs.event(
+        logging.WARNING,
+        "disk of an older release emptied",
+        ("directory", directory),
+        ("format_found", store.emptied_format),
+        ("format_needed", DiskStore.FORMAT),
+    )
 
 
 def main() -> Never:

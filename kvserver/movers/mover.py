@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from abc import ABC, abstractmethod
+from array import array
 from typing import Never
 
 import msgspec
@@ -21,8 +22,19 @@ from kvserver import logs
 from kvserver.errors import DeviceError
 from kvserver.ipc.fd_sockets import Receiver, close_all, send
 from kvserver.ipc.inheritance import Inheritance, die_with_parent
+from kvserver.movers.scrubbing import Scrubbing
 from kvserver.transfer.device import open_device
-from kvserver.transfer.native import Completion, CopyEngine, DeviceEngine, completions, copy_groups, groups
+from kvserver.transfer.native import (
+    NO_DIGEST,
+    Completion,
+    CopyEngine,
+    CopyGroup,
+    DeviceEngine,
+    Ledger,
+    completions,
+    copy_groups,
+    groups,
+)
 from kvserver.transfer.self_test import self_test
 from kvserver.wire.messages import BOARD_WORDS
 from kvserver.wire.orders import (
@@ -39,6 +51,7 @@ from kvserver.wire.orders import (
     Order,
     Ready,
     Report,
+    Scrub,
     UnmapCache,
     Unmapped,
     decode_order,
@@ -46,6 +59,9 @@ from kvserver.wire.orders import (
 )
 
 COMPLETIONS_PER_TURN = 64
+SLOT_BYTES = 8
+WRONG_MAX = 1024
+"""Wrong shards of one job that are reported."""
 NO_DEVICE = 3
 """Exit status of a mover whose device cannot be used, or no longer."""
 
@@ -56,8 +72,20 @@ class Mover(ABC):
     linger_s = 0.0
     """Time that it polls after an order or a completion before it sleeps."""
 
-    def __init__(self, brain: socket.socket, engine: CopyEngine | DeviceEngine, facts: list[tuple[str, str]]) -> None:
+    def __init__(
+        self,
+        brain: socket.socket,
+        engine: CopyEngine | DeviceEngine,
+        facts: list[tuple[str, str]],
+        ledger: Ledger | None,
+        scrubbing: Scrubbing | None = None,
+    ) -> None:
+        """ledger: the sums of what is stored; None without digests."""
         self._brain = brain
+        self._ledger = ledger
+        self._scrubbing = scrubbing or Scrubbing()
+        self._unverified: dict[int, int] = {}
+        """Retrieve -> its shards whose sum is not known."""
         self._engine = engine
         self._facts = facts
         self._receiver = Receiver(ORDER_BYTES_MAX)
@@ -68,6 +96,8 @@ class Mover(ABC):
         poll = select.poll()
         poll.register(self._brain, select.POLLIN)
         poll.register(self._engine.eventfd, select.POLLIN)
+        if self._scrubbing.eventfd >= 0:
+            poll.register(self._scrubbing.eventfd, select.POLLIN)
         busy_until_s = 0.0
         while True:
             readable = poll.poll(0)
@@ -79,6 +109,9 @@ class Mover(ABC):
             for descriptor, _ in readable:
                 if descriptor == self._engine.eventfd:
                     self._complete()
+                elif descriptor == self._scrubbing.eventfd:
+                    for report in self._scrubbing.reports():
+                        self._report(report)
                 elif not self._take_order():
                     return
 
@@ -96,7 +129,7 @@ class Mover(ABC):
     def _carry_out(self, order: Order, descriptors: list[int]) -> None:
         match order:
             case Copy():
-                self._copy(order)
+                self._begin(order)
             case Cancel(job):
                 self._engine.cancel(job)
             case MapBoard(session):
@@ -109,6 +142,21 @@ class Mover(ABC):
                 self._unmap_cache(cache)
             case ArenaReady(slabs):
                 self._arena_ready(slabs)
+            case Scrub():
+                self._scrubbing.begin(order)
+
+    def _begin(self, order: Copy) -> None:
+        """Submits a copy, a retrieve with the sums that it must come to."""
+        copies = copy_groups(order)
+        if self._ledger is not None and order.kind == "retrieve":
+            sums = [self._ledger.sums(group.slots, group.names) for group in order.groups]
+            if None in sums:
+                self._report(_other_names(order, sums.index(None)))
+                return
+            copies = [copy._replace(sums=known or b"") for copy, known in zip(copies, sums, strict=True)]
+            if unknown := sum(array("Q", copy.sums).count(NO_DIGEST) for copy in copies):
+                self._unverified[order.job] = unknown
+        self._submit(order, copies)
 
     def _map(self, order: MapCache, descriptors: list[int]) -> None:
         try:
@@ -120,7 +168,7 @@ class Mover(ABC):
             self._report(MapFailed(cache=order.cache, code="descriptor", message=f"cannot be mapped: {problem}"))
 
     @abstractmethod
-    def _copy(self, order: Copy) -> None: ...
+    def _submit(self, order: Copy, copies: list[CopyGroup]) -> None: ...
 
     @abstractmethod
     def _map_cache(self, order: MapCache, descriptors: list[int]) -> None:
@@ -138,7 +186,7 @@ class Mover(ABC):
         while True:
             ends = completions(self._engine, COMPLETIONS_PER_TURN)
             for end in ends:
-                self._report(_as_report(end))
+                self._report(_as_report(end, self._unverified.pop(end.subject, 0)))
             if len(ends) < COMPLETIONS_PER_TURN:
                 return
 
@@ -151,12 +199,15 @@ class HostMover(Mover):
 
     _engine: CopyEngine
 
-    def __init__(self, brain: socket.socket, engine: CopyEngine) -> None:
-        super().__init__(brain, engine, [])
+    def __init__(
+        self, brain: socket.socket, engine: CopyEngine, ledger: Ledger | None, scrubbing: Scrubbing | None = None
+    ) -> None:
+        super().__init__(brain, engine, [], ledger, scrubbing)
         self._mapped: set[int] = set()
 
-    def _copy(self, order: Copy) -> None:
-        self._engine.submit(order.job, order.kind, order.cache, order.word, order.generation, copy_groups(order))
+    def _submit(self, order: Copy, copies: list[CopyGroup]) -> None:
+        digests = self._ledger is not None
+        self._engine.submit(order.job, order.kind, order.cache, order.word, order.generation, copies, digests=digests)
 
     def _map_cache(self, order: MapCache, descriptors: list[int]) -> None:
         sizes = [buffer.bytes for buffer in order.buffers]
@@ -180,12 +231,15 @@ class DeviceMover(Mover):
     """Same as in the engine's threads: 32 MiB take 0.6 ms, and waking up takes 0.1 to 0.2 ms on an idle machine."""
     _engine: DeviceEngine
 
-    def __init__(self, brain: socket.socket, engine: DeviceEngine) -> None:
-        super().__init__(brain, engine, engine.facts)
+    def __init__(
+        self, brain: socket.socket, engine: DeviceEngine, ledger: Ledger | None, scrubbing: Scrubbing | None = None
+    ) -> None:
+        super().__init__(brain, engine, engine.facts, ledger, scrubbing)
 
-    def _copy(self, order: Copy) -> None:
-        copies = copy_groups(order)
-        self._engine.submit(order.job, order.kind, order.cache, order.word, order.generation, copies, order.mode)
+    def _submit(self, order: Copy, copies: list[CopyGroup]) -> None:
+        where = order.cache, order.word, order.generation
+        digests = self._ledger is not None
+        self._engine.submit(order.job, order.kind, *where, copies, order.mode, digests=digests)
 
     def _map_cache(self, order: MapCache, descriptors: list[int]) -> None:
         buffers = [(buffer.handle, buffer.bytes) for buffer in order.buffers]
@@ -201,7 +255,23 @@ class DeviceMover(Mover):
         self._engine.arena_ready(slabs)
 
 
-def _as_report(end: Completion) -> Report:
+def _other_names(order: Copy, group: int) -> Done:
+    """The end of a retrieve whose slots hold other chunks than the brain says."""
+    slots = [len(copied.slots) // SLOT_BYTES for copied in order.groups]
+    wrong = range(sum(slots[:group]), sum(slots[: group + 1]))
+    return Done(
+        job=order.job,
+        status="failed",
+        bytes=0,
+        copy_ns=0,
+        code="digest",
+        message="the ledger has other chunks at these places",
+        mode=order.mode,
+        wrong=tuple(wrong[:WRONG_MAX]),
+    )
+
+
+def _as_report(end: Completion, unverified: int) -> Report:
     """The report for a completion. Raises DeviceError when the device is broken."""
     match end.status:
         case "mapped":
@@ -221,20 +291,25 @@ def _as_report(end: Completion) -> Report:
                 code=end.code,
                 message=end.message,
                 mode=end.mode,
+                sums=end.sums,
+                wrong=tuple(end.wrong[:WRONG_MAX]),
+                unverified=unverified,
             )
 
 
 def _open(inherited: Inheritance, brain: socket.socket) -> Mover:
     """A mover whose engine has passed its self-test. Raises DeviceError."""
     config = inherited.config
+    ledger = Ledger(inherited.ledger, config.ledger_span_bytes) if config.digests == "on" else None
+    scrubbing = Scrubbing(inherited)
     if inherited.device == "host":
         self_test()
-        return HostMover(brain, CopyEngine(inherited.arena, config.arena_bytes, config.copy_threads))
+        return HostMover(brain, CopyEngine(inherited.arena, config.arena_bytes, config.copy_threads), ledger, scrubbing)
     assert inherited.device != "disk"
     engine = open_device(inherited.device, inherited.device_id, inherited.arena, config)
     if note := dict(engine.facts)["kernels-note"]:
         logs.event(logging.WARNING, "kernels built in", ("why", " ".join(note.split())))
-    return DeviceMover(brain, engine)
+    return DeviceMover(brain, engine, ledger, scrubbing)
 
 
 def main() -> Never:

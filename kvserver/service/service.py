@@ -28,7 +28,7 @@ from kvserver.service.disk import mover as disk
 from kvserver.service.operators import clear_namespaces, clear_prefix, commands, server_drain
 from kvserver.service.report import throughput
 from kvserver.service.report.status import status
-from kvserver.service.requests import caches, explain, holds, kv_events, lookup, movers, sessions, transfers
+from kvserver.service.requests import caches, explain, holds, kv_events, lookup, movers, scrub, sessions, transfers
 from kvserver.service.state.bounds import Bounds
 from kvserver.service.state.core import Core
 from kvserver.service.state.sessions import Session
@@ -52,7 +52,7 @@ from kvserver.wire.messages import (
     Unregister,
     Watch,
 )
-from kvserver.wire.orders import Done, MapFailed, Mapped, Ready, Unmapped
+from kvserver.wire.orders import Done, MapFailed, Mapped, Ready, Scrubbed, Unmapped
 from kvserver.wire.status import Status as StatusDocument
 from kvserver.wire.status import encode_status
 
@@ -232,6 +232,8 @@ class Service:
                 movers.map_failed(core, mover, report)
             case Unmapped() as report:
                 movers.unmapped(core, mover, report)
+            case Scrubbed() as report:
+                scrub.ended(core, mover, report, now_ns)
             case disk_report:
                 if core.disk is not None and core.disk.mover is mover:
                     disk.reported(core, core.disk, disk_report, now_ns)
@@ -242,6 +244,7 @@ class Service:
         core.lookup_counts.settle()
         core.reuse.turn(now_ns)
         disk.tick(core, now_ns)
+        scrub.turn(core, now_ns)
         clear_prefix.tick(core)
         server_drain.turn(core)
         kv_events.tick(core)
@@ -266,6 +269,9 @@ class Service:
                     sessions.attach_overdue(core, number, now_ns)
                 case ("mover-start", number):
                     movers.start_overdue(core, number)
+                case ("scrub", number):
+                    assert core.scrub.job is not None
+                    movers.kill(core, core.scrub.job.mover, f"did not end scrub {number}")
                 case ("disk", number) if core.disk is not None:
                     disk.overdue(core, core.disk, number, now_ns)
                 case ("recover", _) if core.disk is not None:

@@ -118,8 +118,6 @@ class ArenaFiles:
         """Always True: a file is kept without further action."""
         return True
 
-    lasts = True
-
     def check_room(self, missing: dict[str, int]) -> None:
         """Raises ConfigError if a file system lacks room. missing: bytes still to be allocated, by name."""
         needed: dict[int, int] = {}

@@ -31,14 +31,12 @@ BLOCK_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The descriptors of arena and ledger, their origin, and whether they are kept."""
+    """The descriptors of arena and ledger, and their origin."""
 
     arena: int
     ledger: int
     found: bool
     """Whether an earlier start left them."""
-    kept: bool
-    """Whether the next start will find them, as far as that is known."""
 
 
 class Keeper(Protocol):
@@ -62,10 +60,6 @@ class Keeper(Protocol):
     def keep(self, what: str, descriptor: int) -> bool:
         """Keeps a descriptor. Whether the next start will get it, as far as that is known."""
 
-    @property
-    def lasts(self) -> bool:
-        """Whether this keeper keeps anything at all."""
-
 
 class DescriptorStore:
     """The keeper of memfds in systemd's descriptor store; without systemd it keeps nothing."""
@@ -85,10 +79,6 @@ class DescriptorStore:
         if self._known:
             return ""
         return "it is not known which processes of an earlier start may still write to it: no control group is mounted"
-
-    @property
-    def lasts(self) -> bool:
-        return self._manager.there
 
     def create(self, what: str, size: int) -> int:
         return int(create_memfd(what, size, self._huge_page_bytes if what == ARENA else 0))
@@ -119,7 +109,7 @@ def hold(config: Config, manager: Manager, files: ArenaFiles | None = None) -> H
     if not told:
         why = "systemd could not be told, so the next start of the service begins with an empty arena"
         logs.event(logging.WARNING, "memory not kept", ("why", why))
-    return Held(arena, ledger, found, told and keeper.lasts)
+    return Held(arena, ledger, found)
 
 
 def _give_back(keeper: Keeper, kept: dict[str, int]) -> bool:

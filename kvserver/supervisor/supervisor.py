@@ -1,16 +1,14 @@
 """`kvserver serve`: holds the arena's and the ledger's descriptors, and starts and restarts brain and movers.
 
 It decides nothing about the cache and never looks at its bytes, so that it has little reason to crash. A crash of any
-child loses no sealed chunk. Five rules:
+child loses no sealed chunk. Four rules:
 
 Rule 1: a new brain starts only when every mover of the old one has been reaped. No slot is used again before that. A
 disk mover counts as reaped when its devices have ended its requests, which may outlive it (disk_io_barrier.py).
 Rule 2: no child outlives it (PDEATHSIG).
-Rule 3: if the next start will find the arena, its bytes are summed when all children have ended. They are compared
-before the first brain of that start begins (arena_sums.py). A second signal, or too long a wait, skips this.
-Rule 4: it never blocks. The loop waits for killed children that sleep in the kernel or are held by a debugger; a stop
+Rule 3: it never blocks. The loop waits for killed children that sleep in the kernel or are held by a debugger; a stop
 leaves them behind after REAP_S.
-Rule 5: a call that the kernel refuses (no process, memory or descriptor now) ends at most the child it was for.
+Rule 4: a call that the kernel refuses (no process, memory or descriptor now) ends at most the child it was for.
 Necessary actions are tried again, less and less often, so the arena outlives every shortage.
 """
 
@@ -41,7 +39,7 @@ from kvserver.config.descriptor_limit import raise_limit, share
 from kvserver.config.paths import check_cache_directory
 from kvserver.errors import ConfigError
 from kvserver.ipc.fd_sockets import Receiver, pair, send
-from kvserver.ipc.inheritance import CANNOT_START, Inheritance, Sums
+from kvserver.ipc.inheritance import CANNOT_START, Inheritance
 from kvserver.private_files import OTHERS_WRITE, file_problem
 from kvserver.supervisor import disk_paths, numa
 from kvserver.supervisor.arena_files import ArenaFiles
@@ -66,8 +64,6 @@ REAP_S = 5.0
 """How long killed children may take to end. Then they are logged, and a stop does not wait for them."""
 BACKOFF_S = (0.0, 0.1, 0.3, 1.0, 3.0)
 """Waits before a crashed brain starts again; the last one is repeated."""
-SUMS_S: dict[Sums, float] = {"put": 60.0, "compare": 120.0}
-"""How long all sums may take. Slots that "put" has not reached are believed; those of "compare" are dropped."""
 EARLIER = 0
 """Stands for all movers of earlier servers, in place of a mover's number."""
 QUIET = "kvserver.movers.disk_io_barrier"
@@ -95,6 +91,8 @@ def run(config: Config) -> int:
         logs.event(logging.INFO, "disk directory made", ("path", directory), ("file_system", file_system))
     raise_limit()
     share(config, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    if config.digests == "off":
+        logs.event(logging.WARNING, "digests off", ("why", "digests=off in the configuration"))
     files = ArenaFiles(config) if config.arena_path else None
     held = hold(config, manager, files)
     grower, placement = _grow(config, held.arena)
@@ -120,7 +118,7 @@ def run(config: Config) -> int:
 
 @dataclass(slots=True, eq=False)
 class _Child:
-    """A child process: brain, mover, I/O barrier of a disk mover, or the process that sums the arena."""
+    """A child process: brain, mover, or I/O barrier of a disk mover."""
 
     process: subprocess.Popen[bytes]
     pidfd: int
@@ -168,9 +166,6 @@ class Supervisor:
         self._unquiet: dict[int, tuple[str, float]] = {}
         """Ended disk movers whose I/O barrier could not be started: how they ended, and when to try again."""
         self._brain: _Child | None = None
-        self._sums: _Child | None = None
-        self._sums_due: Sums | None = "compare" if self._found else None
-        self._sums_at_stop = held.kept
         self._control: socket.socket | None = None
         self._incarnation = time.time_ns()
         self._crashes = 0
@@ -179,7 +174,7 @@ class Supervisor:
         self._start_at: float | None = 0.0
         """Time at which the next brain starts; None while one runs."""
         self._kill_at: float | None = None
-        """Time at which all children are killed, unless the brain or the sums have ended by then."""
+        """Time at which all children are killed, unless the brain has ended by then."""
         self._reap_at: float | None = None
         """Time by which all killed children must have ended."""
         self.status = 0
@@ -187,7 +182,7 @@ class Supervisor:
         self._signals, self._wakeup = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def run(self) -> None:
-        """Serves until a stop was asked for and every child has been reaped, or left behind (rule 4)."""
+        """Serves until a stop was asked for and every child has been reaped, or left behind (rule 3)."""
         signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _ignore)
@@ -212,7 +207,6 @@ class Supervisor:
         """One turn of the loop. False when a stop leaves behind children that do not end."""
         self._reap_unwatched()
         self._try_quiet_again()
-        self._start_sums_when_due()
         self._start_brain_when_due()
         for key, _ in self._selector.select(self._patience()):
             key.data()
@@ -225,8 +219,6 @@ class Supervisor:
         return True
 
     def _patience(self) -> float | None:
-        if self._is_over():
-            return 0.0  # the sums could not be started, and no child is left whose end would wake us
         dues = [due for due in (self._kill_at, self._reap_at) if due is not None]
         dues += [again for _, again in self._unquiet.values()]
         if self._start_at is not None and not self._is_arena_used():
@@ -237,7 +229,7 @@ class Supervisor:
 
     def _is_arena_used(self) -> bool:
         """Whether a process may still use the arena, so that no new brain may start (rule 1)."""
-        return bool(self._movers or self._unwatched or self._unquiet or self._sums is not None)
+        return bool(self._movers or self._unwatched or self._unquiet)
 
     def _kill_all(self) -> None:
         """Kills all children, also a brain that still runs. The loop reaps them as they end."""
@@ -247,8 +239,8 @@ class Supervisor:
         self._reap_at = time.monotonic() + REAP_S if self._children() or self._unquiet else None
 
     def _children(self) -> list[_Child]:
-        others = (child for child in (self._brain, self._sums) if child is not None)
-        return [*self._movers.values(), *self._unwatched, *others]
+        brain = [self._brain] if self._brain is not None else []
+        return [*self._movers.values(), *self._unwatched, *brain]
 
     def _reap_unwatched(self) -> None:
         self._unwatched = [child for child in self._unwatched if child.process.poll() is None]
@@ -259,36 +251,9 @@ class Supervisor:
 
     def _begin_stop(self) -> None:
         self._stopping = True
-        self._sums_due = "put" if self._sums_at_stop else None
 
     def _is_over(self) -> bool:
-        return self._stopping and not self._children() and not self._unquiet and self._sums_due is None
-
-    # ---------------------------------------------------------------- sums
-
-    def _start_sums_when_due(self) -> None:
-        if self._sums_due is None or self._children() or self._unquiet:
-            return
-        sums, self._sums_due = self._sums_due, None
-        descriptors = (self._arena, self._ledger)
-        inheritance = Inheritance(
-            parent=os.getpid(), arena=self._arena, ledger=self._ledger, sums=sums, config=self._config
-        )
-        try:
-            self._sums = self._spawn(
-                "kvserver.supervisor.arena_sums", inheritance, descriptors, "sums", self._on_sums_end
-            )
-        except REFUSED as problem:  # as if it had been killed at once
-            logs.event(logging.WARNING, "sums left out", ("which", sums), ("why", problem))
-            return
-        self._kill_at = time.monotonic() + SUMS_S[sums]
-
-    def _on_sums_end(self, sums: _Child) -> None:
-        self._selector.unregister(sums.pidfd)
-        how = sums.reap()
-        self._sums, self._kill_at, self._reap_at = None, None, None
-        if how != "exit 0":
-            logs.event(logging.WARNING, "sums cut short", ("how", how))
+        return self._stopping and not self._children() and not self._unquiet
 
     # ---------------------------------------------------------------- brain
 
@@ -384,6 +349,7 @@ class Supervisor:
             parent=os.getpid(),
             control=movers.fileno(),
             arena=self._arena,
+            ledger=self._ledger,
             mover=wish.mover,
             device=wish.device,
             device_id=wish.device_id,
@@ -392,7 +358,7 @@ class Supervisor:
         module = "kvserver.movers.disk_mover" if wish.device == "disk" else "kvserver.movers.mover"
         with brains, movers:
             try:
-                descriptors = (movers.fileno(), self._arena)
+                descriptors = (movers.fileno(), self._arena, self._ledger)
                 child = self._spawn(module, inheritance, descriptors, f"mover {wish.mover}", self._on_mover_end)
             except REFUSED as problem:  # reported to the brain like a mover that ended
                 self._tell(MoverReaped(wish.mover, f"cannot be started: {problem}"))
@@ -521,7 +487,6 @@ class Supervisor:
         with suppress(BlockingIOError):
             os.read(self._signals, 64)
         if self._stopping:
-            self._sums_due = None
             self._kill_all()
             return
         self._begin_stop()

@@ -1,11 +1,12 @@
 """Ledger records, which describe each sealed slot beside the arena, and the document of each namespace.
 
-The layout of a record is that of `kvserver._native.Ledger` (128 bytes, little-endian); the native side adds state and
+The layout of a record is that of `kvserver._native.Ledger` (136 bytes, little-endian); the native side adds state and
 checksum. Pure packing: the service decides what is written, and when.
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from hashlib import sha256
 from typing import NamedTuple
 
 import msgspec
@@ -13,8 +14,14 @@ import msgspec
 from kvserver.tiers.slots import SLOT_ALIGN
 from kvserver.wire.messages import Kind
 
-RECORD = struct.Struct("<q32s32s32sHHIIIQ")
+RECORD = struct.Struct("<q32s32s32sHHIIIQQ")
 NO_PARENT = bytes(32)
+NO_SUM = (1 << 64) - 1
+"""Takes the place of a payload's sum that nobody computed (docs/digest.md)."""
+SHARD = struct.Struct("<HH")
+NAMES_BYTES = 8
+SCRUB_ITEM = struct.Struct(f"<qQ{NAMES_BYTES}s")
+"""Slot, bytes of its payload, and names_hash() of that payload (_native.Scrubber)."""
 NO_GROUP = 0xFFFF
 """Group of a mark: the record of a chunk without a slot (tiers/marks.py)."""
 
@@ -34,10 +41,12 @@ class Record(NamedTuple):
     slot_bytes: int
     generation: int
     """Number of the store; a later store has a larger one."""
+    sum: int
+    """Sum of the payload, or NO_SUM. The native side keeps its digest."""
 
 
-DISK_RECORD = struct.Struct("<q32s32s32sHHIIIQqII")
-Packed = tuple[int, bytes, bytes, bytes, int, int, int, int, int, int, int, int, int]
+DISK_RECORD = struct.Struct("<q32s32s32sHHIIIQQqII")
+Packed = tuple[int, bytes, bytes, bytes, int, int, int, int, int, int, int, int, int, int]
 """One unpacked record: a DiskRecord, but its extent's size is in units of SLOT_ALIGN."""
 
 
@@ -55,11 +64,18 @@ class DiskRecord(NamedTuple):
     tenant: int
     extent_bytes: int
     generation: int
+    sum: int
+    """As in Record."""
     offset: int
     """Offset of the extent on its device."""
     device: int
     stored_s: int
     """Time of the write in seconds since 1970, set by the device."""
+
+
+def names_hash(namespace: bytes, group: int, shard: int, keys: Iterable[bytes]) -> bytes:
+    """Hash of the names of payloads, which the ledger must have at their slots (_native.Ledger.sums)."""
+    return sha256(b"".join((namespace, SHARD.pack(group, shard), *keys))).digest()[:NAMES_BYTES]
 
 
 def pack_disk(record: DiskRecord) -> bytes:
@@ -75,7 +91,7 @@ def unpack_disk(records: bytes) -> Iterator[DiskRecord]:
 
 
 def pack(record: Record) -> bytes:
-    return RECORD.pack(*record[:8], record.slot_bytes // SLOT_ALIGN, record.generation)
+    return RECORD.pack(*record[:8], record.slot_bytes // SLOT_ALIGN, *record[9:])
 
 
 def unpack_all(records: bytes) -> Iterator[Record]:

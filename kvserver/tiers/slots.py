@@ -257,6 +257,17 @@ class SlotPool(Generic[Owner]):
                 if owner is not None:
                     yield slab.index * self.slab_bytes + position * slab.slot_bytes, slab.slot_bytes, owner
 
+    def places(self, offset: int) -> Iterator[tuple[int, int, Owner | None]]:
+        """(offset, bytes, owner) of each slot from this offset on. A slab that serves no size counts as a free slot."""
+        for index in range(offset // self.slab_bytes, self.slabs_total):
+            start, slab = index * self.slab_bytes, self._slabs[index]
+            if slab is None:
+                yield start, self.slab_bytes, None
+                continue
+            before = -(-max(0, offset - start) // slab.slot_bytes)
+            for position in range(before, len(slab.owners)):
+                yield start + position * slab.slot_bytes, slab.slot_bytes, slab.owners[position]
+
     def usage(self) -> dict[int, tuple[int, int]]:
         """slot_bytes -> (slots taken, slabs)."""
         usage: dict[int, tuple[int, int]] = {}

@@ -12,7 +12,7 @@ from kvserver.wire.orders import Fault
 FINGERPRINT = hashlib.sha256(b"kvserver disk records 1").digest()
 """Version of the meaning of a record. Namespaces of the records tell models, shapes and chunk sizes apart."""
 Engine = Literal["auto", "uring", "threads"]
-COMPLETION = struct.Struct("<QIHHQQQ")
+COMPLETION = struct.Struct("<QIHHQQQQ")
 assert COMPLETION.size == DiskEngine.COMPLETION_BYTES
 FAULTS: dict[int, Fault] = {
     DiskEngine.IO_ERROR: "io",
@@ -31,6 +31,8 @@ class Completion(NamedTuple):
     fault: Fault | None
     errno: int
     io_ns: int
+    sum: int
+    """Sum of a payload that was read, else NO_SUM."""
 
 
 class Unusable(Exception):
@@ -71,5 +73,5 @@ def _unusable() -> Iterator[None]:
 
 
 def completions(engine: DiskEngine, most: int) -> Iterator[Completion]:
-    for job, item, status, errno, _, _, io_ns in COMPLETION.iter_unpack(engine.completions(most)):
-        yield Completion(job, item, FAULTS.get(status), errno, io_ns)
+    for job, item, status, errno, _, _, io_ns, sum_ in COMPLETION.iter_unpack(engine.completions(most)):
+        yield Completion(job, item, FAULTS.get(status), errno, io_ns, sum_)

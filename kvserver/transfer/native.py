@@ -17,6 +17,7 @@ from kvserver._native import (
     FAILED,
     FREE,
     LIVE,
+    NO_DIGEST,
     SLOT_ALIGN,
     SUBMITTED,
     ArenaGrower,
@@ -30,6 +31,7 @@ from kvserver._native import (
     Ledger,
     Pattern,
     RecoveryOrder,
+    Scrubber,
     add_digest_sums,
     copy_seconds,
     create_memfd,
@@ -52,6 +54,7 @@ __all__ = [
     "FAILED",
     "FREE",
     "LIVE",
+    "NO_DIGEST",
     "SLOT_ALIGN",
     "SUBMITTED",
     "ArenaGrower",
@@ -71,7 +74,7 @@ __all__ = [
     "Pattern",
     "RecoveryOrder",
     "Run",
-    "Summed",
+    "Scrubber",
     "add_digest_sums",
     "completions",
     "copy_groups",
@@ -93,6 +96,9 @@ JobMode = Literal["direct", "staged", "server-gather"]
 """How the bytes of a job went; "direct" on the host."""
 
 Status = Literal["done", "abandoned", "failed", "invalid", "unmapped", "mapped", "refused", "broken"]
+
+
+Packed = bytes
 
 
 class Run(NamedTuple):
@@ -124,6 +130,8 @@ class CopyGroup(NamedTuple):
     first_block: int
     block_ids: bytes
     slots: bytes
+    sums: bytes = b""
+    """Of a retrieve with digests: the sum of each slot's whole payload, packed u64; NO_DIGEST: not known."""
 
 
 class Completion(NamedTuple):
@@ -137,6 +145,10 @@ class Completion(NamedTuple):
     code: str
     message: str
     mode: JobMode
+    sums: Packed
+    """With digests, of a store: the sum of each shard with a slot, packed u64, in the order of groups and slots."""
+    wrong: list[int]
+    """Of a retrieve that failed as "digest": the shards whose bytes are not those that were stored, in that order."""
 
 
 class Measured(NamedTuple):
@@ -150,15 +162,6 @@ class Measured(NamedTuple):
     retrieve_gbps: float
     retrieve_staged_bytes: int
     retrieve_bare_bytes: int
-
-
-class Summed(NamedTuple):
-    """What Ledger.put_sums() and compare_sums() did."""
-
-    slots: int
-    payload_bytes: int
-    damaged: int
-    """Slots that changed, or could not be read."""
 
 
 def completions(engine: CopyEngine | DeviceEngine, most: int) -> list[Completion]:
@@ -179,8 +182,8 @@ def groups(order: MapCache) -> list[Group]:
 
 
 def copy_groups(order: Copy) -> list[CopyGroup]:
-    """The groups of a job."""
-    return [CopyGroup._make(astuple(group)) for group in order.groups]
+    """The groups of a job, without sums."""
+    return [CopyGroup(group.group, group.first_block, group.block_ids, group.slots) for group in order.groups]
 
 
 def pack_block_ids(block_ids: Iterable[int]) -> bytes:

@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Exact match at Hello. Changes when the meaning of any frame changes; it is not the package's version."""
 
 KEY_BYTES = 32
@@ -43,6 +43,8 @@ BUFFERS_MAX = 256
 SHARDS_MAX = 256
 BOARD_WORDS = 4096
 """Job state words of one session (see kvserver._native.Board)."""
+ALL_RIGHT = -1
+"""No chunk of a retrieve has wrong bytes."""
 NAME_BYTES_MAX = 128
 HANDLE_BYTES = 64
 """An IPC handle of a GPU driver."""
@@ -388,8 +390,13 @@ class Stored(Frame, tag="stored", frozen=True):
 
 
 class Retrieved(Frame, tag="retrieved", frozen=True):
+    """The end of a retrieve. Its word is DONE if all bytes are right, else FAILED."""
+
     id: int
     bytes: int
+    wrong_from: int
+    """The first chunk of the prefix whose bytes are not those that were stored; blocks before it are right. ALL_RIGHT:
+    all are."""
 
 
 class Cleared(Frame, tag="cleared", frozen=True):

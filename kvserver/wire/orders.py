@@ -17,6 +17,8 @@ WARNING_FACT = "warning"
 """Last word in the name of a fact in Ready that a person on call should see."""
 
 JobKind = Literal["store", "retrieve"]
+Packed = bytes
+"""Numbers, packed; a name of its own where a field is called bytes."""
 MoverKind = DeviceKind | Literal["disk"]
 
 # ---------------------------------------------------------------- brain → mover
@@ -62,6 +64,8 @@ class CopyGroup(Frame, frozen=True):
     block_ids: bytes
     slots: bytes
     """Little-endian int64, one per chunk that the blocks touch: the arena offset of this rank's shard, -1 = skip."""
+    names: bytes
+    """Of a retrieve: hash of the chunks' names, which the ledger must have at these slots (_native.Ledger.sums)."""
 
 
 class Copy(Frame, tag="copy", frozen=True):
@@ -90,10 +94,18 @@ class ArenaReady(Frame, tag="arena-ready", frozen=True):
     slabs: int
 
 
+class Scrub(Frame, tag="scrub", frozen=True):
+    """Compares slots of the arena with the ledger, for a mover of any device. Report: Scrubbed."""
+
+    job: int
+    items: Packed
+    """_native.Scrubber says how they are packed."""
+
+
 # ---------------------------------------------------------------- brain → disk mover
 
 DISK_ITEMS_MAX = 2048
-"""Records of one order or report: each is 144 bytes (tiers/records.py)."""
+"""Records of one order or report: each is 152 bytes (tiers/records.py)."""
 
 
 class Demote(Frame, tag="demote", frozen=True):
@@ -108,6 +120,8 @@ class Promote(Frame, tag="promote", frozen=True):
 
     job: int
     records: bytes
+    asked: bool = True
+    """Somebody asked for the chunk. Otherwise it is read only to be compared, and counts as no hit."""
 
 
 class Note(Frame, tag="note", frozen=True):
@@ -148,7 +162,7 @@ class EraseDevice(Frame, tag="erase-device", frozen=True):
 
 
 Order = (
-    MapBoard | DropBoard | MapCache | UnmapCache | Copy | Cancel | ArenaReady
+    MapBoard | DropBoard | MapCache | UnmapCache | Copy | Cancel | ArenaReady | Scrub
     | Demote | Promote | Note | ForgetNotes | Recover | TellRecords | DrainDevice | EraseDevice
 )  # fmt: skip
 
@@ -194,12 +208,31 @@ class Done(Frame, tag="done", frozen=True):
     message: str
     mode: Mode
     """The way the bytes moved. The mover chooses among the modes of the cache's registration. host: direct."""
+    sums: Packed = b""
+    """Of a store: the sum of each shard with a slot, packed u64, in the order of the order's groups and their slots.
+    Empty: without digests."""
+    wrong: tuple[int, ...] = ()
+    """Of a retrieve that failed as "digest": the first shards whose bytes are not those that were stored, numbered in
+    that order."""
+    unverified: int = 0
+    """Shards of a retrieve that were not compared, because nobody summed them when they were stored."""
+
+
+class Scrubbed(Frame, tag="scrubbed", frozen=True):
+    """The end of a Scrub: its slots are not read any more."""
+
+    job: int
+    wrong: tuple[int, ...]
+    """Items that have other bytes, or another name, than the ledger says. Numbered in their order."""
+    bytes: int
+    """That were compared. Payloads that nobody summed when they were stored are left out."""
 
 
 # ---------------------------------------------------------------- disk mover → brain
 
 Fault = Literal["io", "checksum", "stale", "short", "cancelled"]
-"""io: the device failed. checksum: the bytes differ from those written. stale: another record is there. short: the
+"""io: the device failed. checksum: the bytes differ from those that were written, or, of a write, from those that an
+engine stored. stale: another record is there. short: the
 file ended. cancelled: the mover gave it up."""
 
 
@@ -222,6 +255,9 @@ class Moved(Frame, tag="moved", frozen=True):
     faults: list[ItemFault]
     io_ns: int
     """From its first I/O to its last."""
+    sums: bytes = b""
+    """For a Promote: the sum of each record, packed u64, in the order of its records; NO_SUM for one that failed.
+    Empty for a Demote."""
 
 
 class Noted(Frame, tag="noted", frozen=True):
@@ -273,7 +309,10 @@ class FoundRecords(Frame, tag="found-records", frozen=True):
     records: bytes
 
 
-Report = Ready | Mapped | MapFailed | Unmapped | Done | Moved | Noted | DeviceIs | FoundNote | Listed | FoundRecords
+Report = (
+    Ready | Mapped | MapFailed | Unmapped | Done | Scrubbed
+    | Moved | Noted | DeviceIs | FoundNote | Listed | FoundRecords
+)  # fmt: skip
 
 # ---------------------------------------------------------------- brain → supervisor
 

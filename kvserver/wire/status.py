@@ -223,6 +223,10 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Empty without quotas."""
     arc: ArcStatus | None = None
     """None under eviction_policy = "lru"."""
+    digests: Literal["on", "off"] = "on"
+    """Whether what is loaded is compared with what was stored."""
+    scrub_round_s: dict[str, float] = {}
+    """How long the last full round of the scrub took, by tier. 0: none has ended."""
     namespaces: int
     chunks: int
     """Chunks that the index holds, sealed or being stored."""

@@ -18,6 +18,7 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
@@ -43,11 +44,13 @@ Exported = tuple[str, int]
 class Half(Worker):
     """The parent's side of a process of this module."""
 
+    MODULE = __name__
+
     def __init__(self, machine: Machine, **options: object) -> None:
         self._pipe, theirs = Pipe()
         told = json.dumps({"vendor": machine.vendor, "library": str(machine.library), **options})
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.device.mover_rig", str(theirs.fileno()), told],
+            [sys.executable, "-m", self.MODULE, str(theirs.fileno()), told],
             stdin=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),
             cwd=Path(__file__).resolve().parents[2],
@@ -148,7 +151,7 @@ class Rig:
     ) -> None:
         """bare_direct_from: for caches without staging; 0: the same."""
         self._vendor = vendor
-        arena = _native.create_memfd("arena", ARENA_BYTES)
+        self._arena = _native.create_memfd("arena", ARENA_BYTES)
         board = _native.create_memfd("board", WORDS * 8)
         self._board = _native.Board(board, WORDS)
         self._rings: dict[int, _native.RingOwner] = {}
@@ -164,7 +167,7 @@ class Rig:
             arena_reach=arena_reach,
             rtc_library="",
             cache_dir="",
-            arena_fd=arena,
+            arena_fd=self._arena,
             arena_bytes=ARENA_BYTES,
             slab_bytes=SLAB_BYTES,
             threads=2,
@@ -198,7 +201,7 @@ class Rig:
             self._generations[word] = self._board.begin(word)
         ids = b"".join(block.to_bytes(4, "little") for block in range(chunks * PER_CHUNK))
         slots = b"".join((chunk * SLAB_BYTES // 4).to_bytes(8, "little") for chunk in range(chunks))
-        self._engine.submit(job, kind, cache, word, self._generations[word], [(0, 0, ids, slots)], mode)
+        self._engine.submit(job, kind, cache, word, self._generations[word], [(0, 0, ids, slots, b"")], mode)
 
     def share_word(self, job: int, other: int) -> None:
         """The job will be submitted on the word and the generation of the other one."""
@@ -255,7 +258,7 @@ class Rig:
             if time.monotonic() >= deadline_s:
                 return False
             self._rings[cache].sleep(10)
-        segment, sequence, self._job, _ = asked
+        segment, sequence, self._job, *_ = asked
         self._taken.setdefault((cache, lane), []).append((segment, sequence))
         return True
 
@@ -268,10 +271,11 @@ class Rig:
         self._rings[cache].fault(lane, segment, sequence, 2)
 
 
-def main() -> None:
+def main(roles: Mapping[str, Callable[..., object]]) -> None:
+    """One half, until its pipe closes."""
     pipe = Connection(int(sys.argv[1]))
     options = json.loads(sys.argv[2])
-    half = (Memory if options.pop("role") == "memory" else Rig)(**options)
+    half = roles[options.pop("role")](**options)
     while True:
         try:
             name, arguments = pipe.recv()
@@ -284,4 +288,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main({"memory": Memory, "engine": Rig})

@@ -292,7 +292,9 @@ class Machine:
         times: int = ALWAYS,
         delay_us: int = 0,
     ) -> Iterator[Rule]:
-        """Adds a fault until the block's end. `symbol`: a table entry, or "run:copy", "run:kernel", "rtc_compile"."""
+        """Adds a fault until the block's end. `symbol`: a table entry, or "run:copy", "run:kernel", "rtc_compile".
+
+        "run:report" is the report of a kernel that sums. With a code it is not written."""
         known = {entry.field for entry in symbols()}
         name = name_in(self.vendor, symbol) if symbol in known else symbol
         offset = self._free_rule()

@@ -1,4 +1,7 @@
-"""The digest kernel on simulated devices: bit by bit what a CPU sums, for every size of page, and planted errors."""
+"""The digest kernel on simulated devices: what a CPU sums and copies, for every size of page, and planted errors.
+
+Crews run one after the other there. That the last one waits for what others add, only a GPU can show.
+"""
 
 import json
 import os
@@ -32,7 +35,7 @@ def test_a_device_sums_what_a_cpu_sums(vendor: Vendor) -> None:
     device, *kernels = map(json.loads, done.stdout.splitlines())
     assert device["arch"] == {"cuda": "sm_90", "rocm": "gfx942"}[vendor]
     assert [line["sums"] for line in kernels] == ["equal", "equal"], "of the run-time compiler, and built in"
-    assert all(line["scenes"] >= 100 and line["planted"] >= 72 for line in kernels)
+    assert all(line["scenes"] >= 300 and line["planted"] >= 72 for line in kernels)
 
 
 def test_rates_can_be_measured() -> None:
@@ -40,7 +43,7 @@ def test_rates_can_be_measured() -> None:
         done = run(machine, "--rates", "1", "--rounds", "1")
     assert (done.returncode, done.stderr) == (0, "")
     rates = [line for line in map(json.loads, done.stdout.splitlines()) if "rate" in line]
-    assert {line["rate"] for line in rates} == {"gather", "digest", "gather, digest", "digest, 64 sums"}
+    assert {line["rate"] for line in rates} == {"gather", "gather and sum", "scatter", "scatter and sum", "sum"}
     assert all(line["us"] > 0 for line in rates)
 
 

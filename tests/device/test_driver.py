@@ -326,7 +326,7 @@ TOO_FEW_BASES = """
 import sys
 from kvserver._native import StagedCopier
 vendor, library = sys.argv[1:]
-copier = StagedCopier(vendor, library, 0, 1 << 20, "", "")
+copier = StagedCopier(vendor, library, 0, 1 << 20, 16, "", "")
 try:
     copier.begin_ring([(2, 5, [(1, 0, 1, 0, 8, 8)])], [4096], [4096, 4096])
 except ValueError as refusal:

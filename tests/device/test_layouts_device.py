@@ -68,7 +68,7 @@ def test_a_segment_is_one_launch_however_many_pages_it_has(vendor: Vendor, cache
         worker.call("ready")
         launched = machine.calls("launch")
         assert worker.call("store", 1, chunks)["chunks"] == chunks
-        assert machine.calls("launch") - launched == 1, "21,120 pieces, more than are expanded at a time"
+        assert machine.calls("launch") - launched == 1, "21,120 pieces: more than are expanded at a time"
         assert worker.call("retrieve", 1, chunks) == chunks
         assert machine.calls("launch") - launched == 2
         assert worker.call("wrong") == 0

@@ -10,6 +10,7 @@ from tests.drill.workshop import Workshop
 
 GPU, DEVICE = "csrc/gpu", "tests/device"
 LINKS, TRAPS, LIVES = f"{DEVICE}/test_links.py", f"{DEVICE}/test_traps.py", f"{DEVICE}/test_lives_device.py"
+DIGESTS = f"{DEVICE}/test_digest_jobs.py"
 GIL = r"""int ensure() asm("PyGILState_Ensure");
             void release(int) asm("PyGILState_Release");
             release(ensure());
@@ -114,6 +115,46 @@ BUGS = (
         r"std::string key = rtc\.name\(\) \+ ",
         r"std::string key = std::string() + ",
         (f"{DEVICE}/test_driver.py -k another_compiler",),
+    ),
+    Bug(
+        "P1",
+        "a direct retrieve is summed before its bytes are there",
+        GPU,
+        r"if \(order_\.kind == JobKind::RETRIEVE && landed_bytes_ < plan_->bytes\(\)\) return false;",
+        r"",
+        (f"{DIGESTS} -k planted",),
+    ),
+    Bug(
+        "P1",
+        "a sum beyond all sums is believed",
+        GPU,
+        r"sums\[index\]\.sum < DIGEST_PRIME && ",
+        r"",
+        (f"{DIGESTS} -k believed",),
+    ),
+    Bug(
+        "P1",
+        "bytes that a retrieve leaves in staging are not summed",
+        f"{GPU}/staging",
+        r"const bool rests = copy && copy->way == Way::TO_DEVICE;",
+        r"const bool rests = false;",
+        (f"{DIGESTS} -k planted",),
+    ),
+    Bug(
+        "P1",
+        "a link does not wait for the gather, nor do its sums",
+        GPU,
+        r"link\(flight, packed\);",
+        r"link(flight, nullptr);",
+        (f"{DIGESTS} -k late",),
+    ),
+    Bug(
+        "P1",
+        "what an earlier kernel reported counts",
+        GPU,
+        r"report\.launch == pass\.launch \? digest_sum\(report\.shares\) : DigestSum\(\)",
+        r"digest_sum(report.shares)",
+        (f"{DIGESTS} -k mistake",),
     ),
     # ------------------------------------------------------------ P2: every failure is a miss within its deadline
     Bug(

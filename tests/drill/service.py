@@ -221,9 +221,9 @@ BUGS = (
     Bug(
         "P1",
         "a prefix is cleared without what continues it",
-        f"{OPERATORS}/clear_prefix.py",
-        r"doomed = space\.subtree\(node\)",
-        r"doomed = [node]",
+        f"{REQUESTS}/cut_off.py",
+        r"below = space\.subtree\(node\)",
+        r"below = [node]",
     ),
     Bug(
         "P1",

@@ -16,6 +16,8 @@ from tests.process.harness import Server, resume, stop, until
 
 TOKENS = 8
 LENGTH = 900
+PAGE_BYTES = 4096
+SUPERBLOCKS_BYTES = 2 * PAGE_BYTES
 OTHER = 300
 """Length of a second prompt, whose hits show that the engine asks the server again."""
 
@@ -102,6 +104,29 @@ def test_others_go_on_while_a_prefix_is_read(engine: Engine, only_on_disk: Answe
     found = ask(engine)
     assert found.cached_tokens == whole_chunks(LENGTH)
     assert_same(found, only_on_disk)
+
+
+def test_bytes_that_changed_on_disk_are_noticed_and_computed_again(
+    engine: Engine, only_on_disk: Answer, server: Server
+) -> None:
+    flip_a_bit_of_each_page(Path(str(server.settings["disk_paths"])) / "kvserver.store")
+    before = server.status().counters["digest_mismatches"]
+    assert_same(ask(engine), only_on_disk)
+    assert server.status().counters["digest_mismatches"] != before
+    until("the server to be at rest", lambda: settled(server))
+    engine.evict()
+    found = ask(engine)
+    assert found.cached_tokens == whole_chunks(LENGTH), "it is stored again"
+    assert_same(found, only_on_disk)
+
+
+def flip_a_bit_of_each_page(payloads: Path) -> None:
+    with payloads.open("r+b") as file:
+        content = bytearray(file.read())
+        for at in range(SUPERBLOCKS_BYTES, len(content), PAGE_BYTES):
+            content[at + 7] ^= 2
+        file.seek(0)
+        file.write(content)
 
 
 class Brought(NamedTuple):

@@ -168,20 +168,55 @@ def test_another_tenants_salt_finds_nothing(engine: Engine, case: Case, computed
         assert_same(found, computed[1])
 
 
-def test_changed_bytes_change_the_output(engine: Engine, case: Case, computed: list[Answer], server: Server) -> None:
-    seed, tokens = PROMPTS[0]
+def test_changed_bytes_are_noticed_and_computed_again(
+    engine: Engine, case: Case, computed: list[Answer], server: Server
+) -> None:
     until("the stores to end", lambda: settled(server))
     engine.evict()
+    before = server.status().counters["digest_mismatches"]
     flip_stored_bytes(server.mover_pid())
-    try:
+    for (seed, tokens), wanted in zip(PROMPTS, computed, strict=True):
         found = engine.generate([prompt(seed, tokens)], tokens=TOKENS)[0]
+        if case.agrees_with_itself:
+            assert_same(found, wanted)
+    assert server.status().counters["digest_mismatches"] != before
+    until("the stores to end", lambda: settled(server))
+    engine.evict()
+    found = engine.generate([prompt(*PROMPTS[0])], tokens=TOKENS)[0]
+    assert found.cached_tokens == whole_chunks(PROMPTS[0][1], case.chunk_tokens), "it is stored again"
+    assert_same(found, computed[0])
+
+
+@pytest.fixture
+def unwatched(engine: Engine, case: Case, computed: list[Answer], server: Server) -> Iterator[Server]:
+    """The server without digests, which holds the first prompt."""
+    restart(server, case, digests="off")
+    until("the engine to look up again", lambda: cached_tokens(engine, *PROMPTS[0]))
+    until("the stores to end", lambda: settled(server))
+    yield server
+    restart(server, case, digests="on")
+
+
+def restart(server: Server, case: Case, **settings: object) -> None:
+    server.kill()
+    server.settings |= settings
+    server.start()
+    until("the disk", lambda: server.status().disk_state == "ready")
+    until("the caches to be registered", lambda: server.status().caches == case.options.get("tensor_parallel_size", 1))
+
+
+def test_without_digests_changed_bytes_change_the_output(
+    engine: Engine, computed: list[Answer], unwatched: Server
+) -> None:
+    """A control: what other tests compare can differ."""
+    engine.evict()
+    flip_stored_bytes(unwatched.mover_pid())
+    try:
+        found = engine.generate([prompt(*PROMPTS[0])], tokens=TOKENS)[0]
     finally:
-        flip_stored_bytes(server.mover_pid())
-    assert found.cached_tokens == whole_chunks(tokens, case.chunk_tokens)
+        flip_stored_bytes(unwatched.mover_pid())
     assert found.tokens != computed[0].tokens
     assert abs(found.logprob - computed[0].logprob) > 100 * CLOSE
-    engine.evict()
-    assert_same(engine.generate([prompt(seed, tokens)], tokens=TOKENS)[0], computed[0])
 
 
 def test_what_a_server_that_was_killed_has_on_disk_comes_back(
@@ -190,10 +225,7 @@ def test_what_a_server_that_was_killed_has_on_disk_comes_back(
     if case.model == "mistral":
         pytest.skip("a model without a full group is not written to disks: decision 0004")
     until("all chunks to be on disk", lambda: settled(server) and is_on_disk(server))
-    server.kill()
-    server.start()
-    until("the disk", lambda: server.status().disk_state == "ready")
-    until("the caches to be registered", lambda: server.status().caches == case.options.get("tensor_parallel_size", 1))
+    restart(server, case)
     until("the engine to look up again", lambda: cached_tokens(engine, *PROMPTS[2]))
     for (seed, tokens), wanted in list(zip(PROMPTS, computed, strict=True))[:2]:
         engine.evict()
@@ -206,7 +238,7 @@ def test_what_a_server_that_was_killed_has_on_disk_comes_back(
 
 def is_on_disk(server: Server) -> bool:
     status = server.status()
-    return 0 < status.arena.used_bytes == status.clean_bytes
+    return status.chunks_on_disk > 0 and status.arena.used_bytes == status.clean_bytes
 
 
 def cached_tokens(engine: Engine, seed: int, tokens: int) -> int:

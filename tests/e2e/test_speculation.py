@@ -14,6 +14,7 @@ from tests.e2e.arena import Slots, flip_stored_bytes
 from tests.e2e.cases import LATENT
 from tests.e2e.checks import assert_same, prompt, settled, whole_chunks
 from tests.e2e.engine import Answer, Engine
+from tests.process.checked import CheckedServer
 from tests.process.harness import Server, until
 
 pytestmark = pytest.mark.long
@@ -98,6 +99,13 @@ def drafting(
     connector: dict[str, object] = {"chunk_tokens": CHUNK_TOKENS}
     options: dict[str, object] = {"block_size": 32, "speculative_config": drafts, **more}
     with Engine(model, server.path, connector=connector, **options) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """A server that delivers bytes that were changed: a test changes those of the drafter's layers alone."""
+    with CheckedServer(arena_bytes=256 << 20, digests="off") as running:
         yield running
 
 

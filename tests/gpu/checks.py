@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 
 from tests.device.simulated import Machine
-from tests.gpu import bytes_equal, deaths, digest, gil, processes, users
+from tests.gpu import bytes_equal, deaths, digest, digest_jobs, gil, processes, users
 from tests.gpu.report import Report
 from tests.gpu.scene import Gpus, environment
 
@@ -20,6 +20,7 @@ CHECKS: dict[str, Check] = {
     "doctor": processes.doctor,
     "refused": processes.refused,
     "digest": digest.digest,
+    "digest-jobs": digest_jobs.digest_jobs,
     "layouts": bytes_equal.layouts,
     "against_torch": bytes_equal.against_torch,
     "crowded": bytes_equal.crowded,

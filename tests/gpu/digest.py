@@ -1,7 +1,7 @@
 """The digest kernel alone on a GPU: `python -m tests.gpu.digest [--vendor rocm]`; needs g++, no installation.
 
-Compares its sums with a CPU's, plants errors, and prints rates: a gather alone, and with a digest pass behind it. The
-program is tests/gpu/digest_kernel.cpp.
+Compares its sums with a CPU's, and every byte that it copies. Plants errors, and prints rates: copies without and with
+sums, and sums alone. The program is tests/gpu/digest_kernel.cpp.
 """
 
 import argparse

@@ -1,4 +1,5 @@
-// The digest kernel on a real device or on the simulated driver: sums equal to a CPU's, planted errors, and its rate.
+// The digest kernel on a real device or on the simulated driver: sums equal to a CPU's, every byte that it copies,
+// planted errors, and its rate.
 //
 //   digest_kernel cuda|rocm [--library PATH] [--rtc PATH] [--rates MIB] [--rounds N]
 //
@@ -6,6 +7,7 @@
 // else.
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -14,6 +16,7 @@
 #include <random>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -78,16 +81,22 @@ void fill(const PinnedMemory& memory, std::mt19937_64& random) {
 }
 
 struct Bench {
-    Bench(const Driver& driver_, uint64_t pool_bytes, uint64_t pieces_max)
+    Bench(const Driver& driver_, uint64_t pool_bytes, uint64_t staging_bytes, uint64_t pieces_max)
         : driver(driver_),
           stream(driver_, true),
           pool(driver_, pool_bytes),
+          staging(driver_, staging_bytes),
           columns(driver_, sizeof(kv::digest_columns())),
           rows(driver_, ROWS * sizeof(uint64_t)),
-          sums(driver_, SUMS * sizeof(DigestShares)),
+          shares(driver_, sizeof(uint64_t) + SUMS * sizeof(DigestShares)),
+          reports(driver_, SUMS * sizeof(DigestReport)),
           list(driver_, pieces_max * sizeof(DigestPiece)) {
-        fill(pool.host, random);
-        pool.send(driver, stream);
+        for (const Mirrored* memory : {&pool, &staging}) {
+            fill(memory->host, random);
+            memory->send(driver, stream);
+        }
+        std::memset(shares.host.data(), 0, shares.host.bytes());
+        shares.send(driver, stream);
         const auto b = kv::digest_columns();
         std::memcpy(columns.host.data(), b.data(), sizeof b);
         columns.send(driver, stream);
@@ -99,19 +108,24 @@ struct Bench {
     DigestPiece* pieces() const { return reinterpret_cast<DigestPiece*>(list.host.data()); }
     DigestTables tables() const { return {columns.device.address(), rows.device.address()}; }
 
-    // The sums after `turns` launches.
-    std::vector<DigestSum> run(const Kernels& kernels, uint32_t count, int turns = 1) {
-        std::memset(sums.host.data(), 0, sums.host.bytes());
-        sums.send(driver, stream);
-        for (int turn = 0; turn < turns; ++turn) {
-            kernels.digest(list.host.address(), count, tables(), sums.device.address(), stream);
-        }
-        sums.fetch(driver, stream);
+    void enqueue(const Kernels& kernels, Address pieces, uint32_t count, unsigned sums = SUMS) {
+        const Address counter = shares.device.address();
+        kernels.digest(pieces, count, tables(), {counter + 8, counter, reports.address(), ++launches, sums}, stream);
+    }
+
+    // The sums of a launch, which must have reported no more than them, and left zeros behind.
+    std::vector<DigestSum> run(const Kernels& kernels, uint32_t count, unsigned sums = SUMS) {
+        std::memset(reports.data(), 0xee, reports.bytes());
+        enqueue(kernels, list.host.address(), count, sums);
+        shares.fetch(driver, stream);
+        const auto is_zero = [](std::byte byte) { return byte == std::byte{0}; };
+        require(std::all_of(shares.host.data(), shares.host.data() + shares.host.bytes(), is_zero), "a number is left");
         std::vector<DigestSum> found;
         for (unsigned index = 0; index < SUMS; ++index) {
-            DigestShares shares;
-            std::memcpy(&shares, sums.host.data() + index * sizeof shares, sizeof shares);
-            found.push_back(digest_sum(shares));
+            DigestReport report;
+            std::memcpy(&report, reports.data() + index * sizeof report, sizeof report);
+            require((report.launch == launches) == (index < sums), "another launch's number");
+            if (index < sums) found.push_back(digest_sum(report.shares));
         }
         return found;
     }
@@ -119,59 +133,103 @@ struct Bench {
     const Driver& driver;
     std::mt19937_64 random{7};
     Stream stream;
+    uint64_t launches = 0;
     Mirrored pool;
+    Mirrored staging;
     Mirrored columns;
     Mirrored rows;
-    Mirrored sums;
+    Mirrored shares;  // behind the counter
+    PinnedMemory reports;
     Mirrored list;
 };
 
 bool equal(const DigestSum& one, const DigestSum& other) { return one.sum == other.sum && one.bytes == other.bytes; }
 
-// Pages of the pool in random order, in turns of several payloads, each from a place of its own on. Returns the number
-// of pieces, and what a CPU sums.
+enum class Pass { SUM, GATHER, SCATTER };
+
+// Pages of the pool in random order, in turns of several payloads, each from a place of its own on. A scatter leaves
+// some pieces in staging. Has what a CPU sums, and all bytes after the copies.
 struct Scene {
+    explicit Scene(const Bench& bench) {
+        for (const Mirrored* memory : {&bench.pool, &bench.staging}) {
+            after.emplace_back(memory->host.data(), memory->host.data() + memory->host.bytes());
+        }
+    }
+
     uint32_t pieces = 0;
     std::vector<DigestSum> sums = std::vector<DigestSum>(SUMS);
+    std::vector<std::vector<std::byte>> after;  // of the pool, of staging
 };
 
-Scene lay_out(Bench& bench, uint64_t page_bytes, uint64_t shift) {
+void add_page(Bench& bench, Scene& scene, Pass pass, uint64_t begin, uint64_t staged, uint64_t place,
+              uint64_t page_bytes, unsigned index) {
+    for (uint64_t at = 0; at < page_bytes; at += PIECE_BYTES_MAX) {
+        const uint64_t bytes = std::min<uint64_t>(PIECE_BYTES_MAX, page_bytes - at);
+        Address from = bench.pool.device.address() + begin + at, to = bench.staging.device.address() + staged + at;
+        std::byte *read = &scene.after[0][begin + at], *written = &scene.after[1][staged + at];
+        if (pass == Pass::SCATTER) std::swap(from, to), std::swap(read, written);
+        const bool copies = pass == Pass::GATHER || (pass == Pass::SCATTER && bench.random() % 5 != 0);
+        if (copies) std::memcpy(written, read, bytes);
+        scene.sums[index] = scene.sums[index] + kv::digest_sum({read, bytes}, place + at);
+        bench.pieces()[scene.pieces++] = {from, copies ? to : 0, static_cast<unsigned>(place + at),
+                                          static_cast<unsigned short>(bytes), static_cast<unsigned short>(index)};
+    }
+}
+
+Scene lay_out(Bench& bench, Pass pass, uint64_t page_bytes, uint64_t shift) {
     std::vector<uint64_t> pages((POOL_BYTES - 64) / page_bytes);
     std::iota(pages.begin(), pages.end(), 0);
     std::shuffle(pages.begin(), pages.end(), bench.random);
     pages.resize(std::min<size_t>(pages.size(), 600));
     uint64_t places[PAYLOADS];
     for (unsigned index = 0; index < PAYLOADS; ++index) places[index] = index * index * 5 * page_bytes;
-    Scene scene;
+    Scene scene(bench);
     unsigned index = 0;
+    uint64_t staged = std::array{0, 0, 16, 4, 1}[bench.random() % 5];
     for (const uint64_t page : pages) {
         if (bench.random() % 7 == 0) index = bench.random() % PAYLOADS;
-        const uint64_t begin = shift + page * page_bytes;
-        const DigestSum share = kv::digest_sum({bench.pool.host.data() + begin, page_bytes}, places[index]);
-        scene.sums[index] = scene.sums[index] + share;
-        for (uint64_t at = 0; at < page_bytes; at += PIECE_BYTES_MAX) {
-            const uint64_t bytes = std::min<uint64_t>(PIECE_BYTES_MAX, page_bytes - at);
-            bench.pieces()[scene.pieces++] = {bench.pool.device.address() + begin + at,
-                                              static_cast<unsigned>(places[index] + at),
-                                              static_cast<unsigned short>(bytes), static_cast<unsigned short>(index)};
-        }
+        add_page(bench, scene, pass, shift + page * page_bytes, staged, places[index], page_bytes, index);
         places[index] += page_bytes;
+        staged += page_bytes;
     }
     return scene;
 }
 
-void check_sums(Bench& bench, const Kernels& kernels, uint64_t page_bytes, uint64_t shift) {
-    const Scene scene = lay_out(bench, page_bytes, shift);
-    for (const int turns : {1, 2}) {
-        const std::vector<DigestSum> found = bench.run(kernels, scene.pieces, turns);
+// Two launches, of which the second one finds what the first one has left.
+void check_sums(Bench& bench, const Kernels& kernels, Pass pass, uint64_t page_bytes, uint64_t shift) {
+    const Scene scene = lay_out(bench, pass, page_bytes, shift);
+    for (const int turn : {1, 2}) {
+        const std::vector<DigestSum> found = bench.run(kernels, scene.pieces);
         for (unsigned index = 0; index < SUMS; ++index) {
-            const DigestSum expected = turns == 1 ? scene.sums[index] : scene.sums[index] + scene.sums[index];
+            const DigestSum expected = scene.sums[index];
             require(equal(found[index], expected),
-                    kv::format("pages of %lu bytes at %lu, sum %u, %d launches: %lx of %lu bytes; expected %lx of %lu",
-                               page_bytes, shift, index, turns, found[index].sum, found[index].bytes, expected.sum,
+                    kv::format("pages of %lu bytes at %lu, sum %u, launch %d: %lx of %lu bytes; expected %lx of %lu",
+                               page_bytes, shift, index, turn, found[index].sum, found[index].bytes, expected.sum,
                                expected.bytes));
         }
     }
+    const Mirrored* const memories[] = {&bench.pool, &bench.staging};
+    for (int memory = 0; memory < 2; ++memory) {
+        memories[memory]->fetch(bench.driver, bench.stream);
+        const std::vector<std::byte>& expected = scene.after[memory];
+        require(std::equal(expected.begin(), expected.end(), memories[memory]->host.data()),
+                kv::format("pages of %lu bytes at %lu: other bytes in %s", page_bytes, shift,
+                           memory == 0 ? "the pool" : "staging"));
+    }
+}
+
+// Few pieces, of which most crews have none, and few sums.
+void check_few(Bench& bench, const Kernels& kernels) {
+    const Scene scene = lay_out(bench, Pass::GATHER, 2048, 0);
+    for (const unsigned pieces : {0, 1, 33}) {
+        for (const unsigned sums : {0u, PAYLOADS, SUMS}) {
+            if (pieces > 0 && sums < PAYLOADS) continue;
+            uint64_t bytes = 0;
+            for (const DigestSum& sum : bench.run(kernels, pieces, sums)) bytes += sum.bytes;
+            require(bytes == pieces * 2048, kv::format("%lu bytes of %u pieces", bytes, pieces));
+        }
+    }
+    bench.staging.fetch(bench.driver, bench.stream);
 }
 
 // A whole pool as one payload of the largest words, from a place that is in no row's beginning.
@@ -183,7 +241,7 @@ void check_largest(Bench& bench, const Kernels& kernels) {
         uint32_t count = 0;
         for (uint64_t at = 0; at < POOL_BYTES; at += PIECE_BYTES_MAX) {
             const uint64_t bytes = std::min<uint64_t>(PIECE_BYTES_MAX, POOL_BYTES - at);
-            bench.pieces()[count++] = {bench.pool.device.address() + at, static_cast<unsigned>(place + at),
+            bench.pieces()[count++] = {bench.pool.device.address() + at, 0, static_cast<unsigned>(place + at),
                                        static_cast<unsigned short>(bytes), 1};
         }
         const DigestSum expected = kv::digest_sum({bench.pool.host.data(), POOL_BYTES}, place);
@@ -195,11 +253,11 @@ void check_largest(Bench& bench, const Kernels& kernels) {
 
 // One flipped bit, two pages that changed places, a page of zeros: in the device's memory alone.
 void check_planted(Bench& bench, const Kernels& kernels, uint64_t page_bytes) {
-    const Scene scene = lay_out(bench, page_bytes, 0);
+    const Scene scene = lay_out(bench, Pass::SUM, page_bytes, 0);
     const std::vector<std::byte> right(bench.pool.host.data(), bench.pool.host.data() + POOL_BYTES);
     std::byte* const memory = bench.pool.host.data();
-    const uint64_t first = bench.pieces()[0].pool - bench.pool.device.address();
-    const uint64_t second = bench.pieces()[scene.pieces / 2].pool - bench.pool.device.address();
+    const uint64_t first = bench.pieces()[0].from - bench.pool.device.address();
+    const uint64_t second = bench.pieces()[scene.pieces / 2].from - bench.pool.device.address();
     const uint64_t bytes = std::min<uint64_t>(page_bytes, PIECE_BYTES_MAX / 2);
     const std::function<void()> errors[] = {
         [&] { memory[first + bench.random() % bytes] ^= static_cast<std::byte>(1 << bench.random() % 8); },
@@ -246,67 +304,70 @@ void print_rate(const std::string& what, const char* list, uint64_t page_bytes, 
         us.size());
 }
 
-// Random pages of a pool of twice their bytes: gathered, summed, and first one and then the other. The lists of pieces
-// lie in host memory, as the client's do, and then on the device.
+// Lists pages for the kernels without and with sums; returns how many pieces and bytes.
+std::pair<uint32_t, uint64_t> list_pages(Bench& bench, Piece* copies, Pass pass, uint64_t page_bytes) {
+    std::vector<uint64_t> pages(bench.pool.host.bytes() / page_bytes);
+    std::iota(pages.begin(), pages.end(), 0);
+    std::shuffle(pages.begin(), pages.end(), bench.random);
+    uint32_t count = 0;
+    uint64_t end = 0;
+    for (size_t page = 0; page < pages.size() / 2; ++page) {
+        for (uint64_t at = 0; at < page_bytes; at += PIECE_BYTES_MAX) {
+            const auto bytes = static_cast<unsigned>(std::min<uint64_t>(PIECE_BYTES_MAX, page_bytes - at));
+            const Address pool = bench.pool.device.address() + pages[page] * page_bytes + at;
+            const Address staged = bench.staging.device.address() + end;
+            copies[count] = {pool, static_cast<unsigned>(end), bytes};
+            bench.pieces()[count++] = {pass == Pass::SCATTER ? staged : pool,
+                                       pass == Pass::SCATTER  ? pool
+                                       : pass == Pass::GATHER ? staged
+                                                              : 0,
+                                       static_cast<unsigned>(end), static_cast<unsigned short>(bytes), 0};
+            end += bytes;
+        }
+    }
+    // As for the chunks of a job: few crews add to the same numbers.
+    for (uint32_t index = 0; index < count; ++index) {
+        bench.pieces()[index].sum = static_cast<unsigned short>(uint64_t{index} * SUMS / count);
+    }
+    return {count, end};
+}
+
+// Random pages of a pool of twice their bytes: copied, and copied and summed, or summed alone. The lists of pieces lie
+// in host memory, as the client's do, and then on the device.
 void print_rates(const Driver& driver, const Kernels& kernels, uint64_t bytes, int rounds) {
-    Bench bench(driver, 2 * bytes, bytes / 2048);
-    const Mirrored gather_list(driver, bytes / 2048 * sizeof(Piece));
-    const DeviceMemory staging = DeviceMemory::take(driver, bytes).value();
-    auto* const gathers = reinterpret_cast<Piece*>(gather_list.host.data());
+    struct Named {
+        Pass pass;
+        const char* alone;
+        const char* summed;
+    };
+    Bench bench(driver, 2 * bytes, bytes, bytes / 2048);
+    const Mirrored copy_list(driver, bytes / 2048 * sizeof(Piece));
+    auto* const copies = reinterpret_cast<Piece*>(copy_list.host.data());
     for (const uint64_t page_bytes : {2048, 4096, 18432, 32768, 131072}) {
-        std::vector<uint64_t> pages(2 * bytes / page_bytes);
-        std::iota(pages.begin(), pages.end(), 0);
-        std::shuffle(pages.begin(), pages.end(), bench.random);
-        uint32_t count = 0;
-        uint64_t end = 0;
-        for (size_t page = 0; page < pages.size() / 2; ++page) {
-            for (uint64_t at = 0; at < page_bytes; at += PIECE_BYTES_MAX) {
-                const auto piece_bytes = static_cast<unsigned>(std::min<uint64_t>(PIECE_BYTES_MAX, page_bytes - at));
-                const Address from = bench.pool.device.address() + pages[page] * page_bytes + at;
-                gathers[count] = {from, static_cast<unsigned>(end), piece_bytes};
-                bench.pieces()[count++] = {from, static_cast<unsigned>(end), static_cast<unsigned short>(piece_bytes),
-                                           0};
-                end += piece_bytes;
+        for (const Named& named : {Named{Pass::GATHER, "gather", "gather and sum"},
+                                   Named{Pass::SCATTER, "scatter", "scatter and sum"}, Named{Pass::SUM, "", "sum"}}) {
+            const auto [count, end] = list_pages(bench, copies, named.pass, page_bytes);
+            copy_list.send(driver, bench.stream);
+            bench.list.send(driver, bench.stream);
+            for (const bool on_device : {false, true}) {
+                const char* const list = on_device ? "device" : "host";
+                const Way way = named.pass == Pass::GATHER ? Way::TO_HOST : Way::TO_DEVICE;
+                std::vector<double> alone, summed;
+                for (int round = 0; round < rounds; ++round) {
+                    alone.push_back(named.pass == Pass::SUM ? 0 : run_us(bench, [&, count = count] {
+                        const Mirrored& from = copy_list;
+                        kernels.launch(way, on_device ? from.device.address() : from.host.address(), count,
+                                       bench.staging.device.address(), bench.stream);
+                    }));
+                    summed.push_back(run_us(bench, [&, count = count] {
+                        const Mirrored& from = bench.list;
+                        bench.enqueue(kernels, on_device ? from.device.address() : from.host.address(), count);
+                    }));
+                }
+                if (named.pass != Pass::SUM) print_rate(named.alone, list, page_bytes, end, alone);
+                print_rate(named.summed, list, page_bytes, end, summed);
             }
         }
-        gather_list.send(driver, bench.stream);
-        bench.list.send(driver, bench.stream);
-        for (const bool on_device : {false, true}) {
-            const auto gather = [&] {
-                const Address list = on_device ? gather_list.device.address() : gather_list.host.address();
-                kernels.launch(Way::TO_HOST, list, count, staging.address(), bench.stream);
-            };
-            const auto digest = [&] {
-                const Address list = on_device ? bench.list.device.address() : bench.list.host.address();
-                kernels.digest(list, count, bench.tables(), bench.sums.device.address(), bench.stream);
-            };
-            std::vector<double> alone, summed, both;
-            for (int round = 0; round < rounds; ++round) {
-                alone.push_back(run_us(bench, gather));
-                summed.push_back(run_us(bench, digest));
-                both.push_back(run_us(bench, [&] {
-                    gather();
-                    digest();
-                }));
-            }
-            const char* const list = on_device ? "device" : "host";
-            print_rate("gather", list, page_bytes, end, alone);
-            print_rate("digest", list, page_bytes, end, summed);
-            print_rate("gather, digest", list, page_bytes, end, both);
-        }
-        // As for the chunks of a job: few crews add to the same numbers.
-        for (uint32_t index = 0; index < count; ++index) {
-            bench.pieces()[index].sum = static_cast<unsigned short>(uint64_t{index} * SUMS / count);
-        }
-        bench.list.send(driver, bench.stream);
-        std::vector<double> spread;
-        for (int round = 0; round < rounds; ++round) {
-            spread.push_back(run_us(bench, [&] {
-                kernels.digest(bench.list.device.address(), count, bench.tables(), bench.sums.device.address(),
-                               bench.stream);
-            }));
-        }
-        print_rate("digest, 64 sums", "device", page_bytes, end, spread);
         std::fflush(stdout);
     }
 }
@@ -338,17 +399,20 @@ void run(const Arguments& arguments) {
     std::printf("{\"name\": \"%s\", \"arch\": \"%s\", \"version\": %d}\n", facts.name.c_str(), facts.arch.c_str(),
                 driver.version());
     const Current current(driver, 0);
-    Bench bench(driver, POOL_BYTES, 1 << 15);
+    Bench bench(driver, POOL_BYTES, POOL_BYTES, 1 << 15);
     for (const std::string& rtc : {arguments.rtc, std::string("/nonexistent/librtc.so")}) {
         const Kernels kernels(driver, 0, {rtc, ""});
         int scenes = 0;
         for (const uint64_t page_bytes : {1,    2,    3,    4,    66,   127,   132,   193,   528,    2048,
                                           2112, 4095, 4096, 4097, 8191, 18432, 32768, 65536, 131072, 131088}) {
             for (const uint64_t shift : {0, 1, 4, 16, 48}) {
-                check_sums(bench, kernels, page_bytes, shift);
-                ++scenes;
+                for (const Pass pass : {Pass::SUM, Pass::GATHER, Pass::SCATTER}) {
+                    check_sums(bench, kernels, pass, page_bytes, shift);
+                    ++scenes;
+                }
             }
         }
+        check_few(bench, kernels);
         check_largest(bench, kernels);
         for (const uint64_t page_bytes : {66, 2048, 32768}) check_planted(bench, kernels, page_bytes);
         std::printf("{\"kernels\": \"%s\", \"sums\": \"equal\", \"scenes\": %d, \"planted\": 72, \"note\": \"%s\"}\n",

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("only", ["crowded,mover_killed", "atom_blocks"])
+@pytest.mark.parametrize("only", ["crowded,mover_killed", "atom_blocks", "digest-jobs"])
 def test_checks_hold_on_a_simulated_device(only: str) -> None:
     command = [sys.executable, "-m", "tests.gpu.checks", "--simulated", "--only", only]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=110, check=False)

@@ -47,6 +47,12 @@ LAST_OF_FILL = 1000 + PROMPTS_OF_ARENA + 2
 """Seed of the prompt that fill() stores last."""
 
 
+def sums_of(order: Demote | Promote) -> bytes:
+    """Sums of the payloads that an order reads, as a mover reports them."""
+    records = unpack_disk(order.records) if isinstance(order, Promote) else ()
+    return b"".join(record.key[:7] + b"\0" for record in records)
+
+
 class DiskRig(Rig):
     def __init__(self, **bounds: int) -> None:
         self.disk_works = True
@@ -97,7 +103,7 @@ class DiskRig(Rig):
             fault = self.fault if records[0].device in self.faulty else None
             fault = "checksum" if records[0].key == unreadable else fault
             faults = [ItemFault(0, fault)] if fault is not None else []
-            self.report(mover, Moved(order.job, faults, 1))
+            self.report(mover, Moved(order.job, faults, 1, sums_of(order)))
 
     def _work(self) -> None:
         """Ends all jobs under way, and those that their ends cause.

@@ -317,7 +317,7 @@ class FakeServer:
                 return wire.Stored(request.id, chunks, chunks, 7 * chunks, why)  # type: ignore[arg-type]
             case wire.Retrieve():
                 self.set_word(request, DONE)
-                return wire.Retrieved(request.id, 11)
+                return wire.Retrieved(request.id, 11, wire.ALL_RIGHT)
             case wire.Clear():
                 return wire.Cleared(request.id, len(self.stored.pop(request.namespace, set())))
             case wire.Status():

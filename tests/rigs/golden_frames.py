@@ -50,8 +50,8 @@ STATE = GroupSpec(6, 3, "state", 0, 1, 0, 1, 0, [RegionRun(0, 1, 1, 0, 255, 254)
 # fmt: off
 GOLDEN: list[tuple[Frame, str]] = [
     (
-        Hello(1, 5, "engine", 77, 3, -1, "kvclient 0.1"),
-        "98a568656c6c6f0105a6656e67696e654d03ffac6b76636c69656e7420302e31",
+        Hello(1, 6, "engine", 77, 3, -1, "kvclient 0.1"),
+        "98a568656c6c6f0106a6656e67696e654d03ffac6b76636c69656e7420302e31",
     ),
     (
         Attach(2, b"0123456789abcdef"),
@@ -158,8 +158,8 @@ GOLDEN: list[tuple[Frame, str]] = [
         "96a673746f7265640a0302cd1092a466756c6c",
     ),
     (
-        Retrieved(11, 4242),
-        "93a97265747269657665640bcd1092",
+        Retrieved(11, 4242, 7),
+        "94a97265747269657665640bcd109207",
     ),
     (
         Cleared(12, 5),

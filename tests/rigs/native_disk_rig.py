@@ -9,7 +9,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from kvserver._native import DiskEngine, DiskFaults, DiskStore
+from kvserver._native import DiskEngine, DiskFaults, DiskStore, digest_sum, xxh3
+from kvserver.tiers.records import DISK_RECORD, NO_SUM
+from kvserver.transfer.disk import COMPLETION
 from tests.rigs.native_rig import WAIT_MS, Memory
 
 BLOCK = 4096
@@ -20,12 +22,14 @@ TABLE_BYTES = BLOCK
 """Size of each segment's table in the file of headers; the segment's other bytes are a row of payloads."""
 SIZES = (BLOCK, 3 * BLOCK)
 """Extent sizes: twelve to a segment, and four. Payloads are not a whole number of blocks."""
-RECORD = struct.Struct("<q32s32s32sHHIIIQqII")
-COMPLETION = struct.Struct("<QIHHQQQ")
 
 DONE, IO_ERROR, CHECKSUM, STALE, SHORT, CANCELLED = range(6)
 
 Kind = Literal["write", "read", "withdraw"]
+
+
+def sum_of(payload: bytes) -> int:
+    return digest_sum(payload, 0, len(payload), 0)[0]
 
 
 class Extent(NamedTuple):
@@ -53,6 +57,10 @@ class Record(NamedTuple):
     def payload(self) -> bytes:
         return random.Random(self.generation).randbytes(self.payload_bytes)
 
+    @property
+    def sum(self) -> int:
+        return sum_of(self.payload)
+
     def digest(self, what: str) -> bytes:
         return hashlib.sha256(f"{what} {self.generation}".encode()).digest()
 
@@ -61,7 +69,7 @@ class Record(NamedTuple):
         head = (slot, self.digest("namespace"), self.digest("key"), self.digest("parent"))
         shard = (self.generation % 5, self.generation % 3, self.payload_bytes, self.generation % 7)
         units = extent.extent_bytes // BLOCK
-        return RECORD.pack(*head, *shard, units, self.generation, extent.name, extent.device, stored_s)
+        return DISK_RECORD.pack(*head, *shard, units, self.generation, NO_SUM, extent.name, extent.device, stored_s)
 
 
 def filled(device: int = 0) -> list[Record]:
@@ -73,11 +81,11 @@ def filled(device: int = 0) -> list[Record]:
 def unpack(records: bytes) -> list[Record]:
     """The records that recover() returned; every field must be as it was written."""
     found = []
-    for fields in RECORD.iter_unpack(records):
-        units, generation, name, device, stored_s = fields[8:]
+    for fields in DISK_RECORD.iter_unpack(records):
+        units, generation, _, name, device, stored_s = fields[8:]
         segment, rest = divmod(name, SEGMENT_BYTES)
         record = Record(Extent(device, segment, rest // (units * BLOCK), units * BLOCK), generation)
-        assert record.packed(stored_s=stored_s) == RECORD.pack(*fields)
+        assert record.packed(stored_s=stored_s) == DISK_RECORD.pack(*fields)
         found.append(record)
     return found
 
@@ -94,6 +102,15 @@ def open_store(directory: Path, *, device: int = 0, segments: int = 3, faults: D
     )
 
 
+def relabelled(path: Path, version: int) -> None:
+    """Writes another format version into superblocks, with the seals that belong to it."""
+    image = bytearray(path.read_bytes())
+    for copy in (0, BLOCK):
+        struct.pack_into("<I", image, copy + 8, version)
+        struct.pack_into("<Q", image, copy + 72, xxh3(bytes(image[copy : copy + 72])))
+    path.write_bytes(image)
+
+
 class Rig:
     """An engine on recovered stores, and slots for as many records as a test has."""
 
@@ -106,6 +123,7 @@ class Rig:
         engine: Literal["auto", "uring", "threads"] = "auto",
         depth: int = 3,
         registered_piece_bytes: int = 256 << 20,
+        ledger_fd: int = -1,
     ) -> None:
         self.arena = Memory(self.SLOTS * self.SLOT_BYTES, sealed=True)
         self.engine = DiskEngine(
@@ -114,10 +132,14 @@ class Rig:
             stores=list(stores),
             engine=engine,
             depth=depth,
-            hash_threads=2,
+            sum_threads=2,
             registered_piece_bytes=registered_piece_bytes,
+            ledger_fd=ledger_fd,
+            ledger_bytes=self.arena.size if ledger_fd >= 0 else 0,
         )
         self.jobs = 0
+        self.sums: dict[tuple[int, int], int] = {}
+        """Sum in the completion of each item, by job and item."""
 
     def submit(self, kind: Kind, records: Iterable[Record]) -> int:
         """Submits a job, with record i in slot i."""
@@ -139,10 +161,11 @@ class Rig:
         while len(ended) < count:
             assert poll.poll(WAIT_MS), f"{len(ended)} of {count} items ended: {ended}"
             os.eventfd_read(self.engine.eventfd)
-            for job, item, outcome, errno, payload_bytes, _, _ in COMPLETION.iter_unpack(
+            for job, item, outcome, errno, payload_bytes, _, _, told in COMPLETION.iter_unpack(
                 self.engine.completions(min(3, count - len(ended)))
             ):
                 assert (payload_bytes > 0) == (outcome == DONE)
+                self.sums[job, item] = told
                 ended.append((job, item, outcome, errno))
         return ended
 
@@ -155,6 +178,9 @@ class Rig:
         job = self.submit(kind, records)
         ended = {item: outcome for its_job, item, outcome, _ in self.wait(len(records)) if its_job == job}
         assert sorted(ended) == list(range(len(records)))
+        for index, record in enumerate(records):
+            read = kind == "read" and ended[index] == DONE
+            assert self.sums[job, index] == (record.sum if read else NO_SUM)
         if kind == "read":
             for index, record in enumerate(records):
                 slot = index * self.SLOT_BYTES

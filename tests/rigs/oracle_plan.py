@@ -42,10 +42,12 @@ class CopyGroup:
     first_block: int
     block_ids: tuple[int, ...]
     slots: tuple[int, ...]
+    sums: tuple[int, ...] = ()
 
-    def packed(self) -> tuple[int, int, bytes, bytes]:
+    def packed(self) -> tuple[int, int, bytes, bytes, bytes]:
         ids = struct.pack(f"<{len(self.block_ids)}i", *self.block_ids)
-        return (self.group, self.first_block, ids, struct.pack(f"<{len(self.slots)}q", *self.slots))
+        slots = struct.pack(f"<{len(self.slots)}q", *self.slots)
+        return (self.group, self.first_block, ids, slots, struct.pack(f"<{len(self.sums)}Q", *self.sums))
 
 
 def chunks_touched(first_block: int, blocks: int, blocks_per_chunk: int) -> int:

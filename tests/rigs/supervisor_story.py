@@ -127,5 +127,5 @@ def run(device: str, first: int, last: int, number: int) -> None:
     arena = create_memfd("arena", ARENA_BYTES, 0)
     grower = ArenaGrower(arena, ARENA_BYTES, SLAB_BYTES, 1)
     ledger = os.open(Path(__file__), os.O_RDONLY)
-    Armed(config, Held(arena, ledger, found=False, kept=False), grower, Manager({}), "anywhere").run()
+    Armed(config, Held(arena, ledger, found=False), grower, Manager({}), "anywhere").run()
     os.write(1, f"calls {Armed.faults.calls - 1}\n".encode())

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from kvserver.tiers.prefix_notes import prefix_from
-from kvserver.tiers.records import DiskRecord, pack_disk, unpack_disk
+from kvserver.tiers.records import NO_SUM, DiskRecord, Record, pack_disk, unpack_disk
 from kvserver.wire.orders import (
     ArenaReady,
     Demote,
@@ -40,6 +40,7 @@ from kvserver.wire.orders import (
 from .board import Board
 from .content import Block
 from .memory import Pool, Wrong
+from .sums import NOTHING, packed, sum_of
 
 if TYPE_CHECKING:
     from .world import World
@@ -53,8 +54,10 @@ class Stored:
 
     record: DiskRecord
     blocks: list[Block]
-    sound: bool = True
-    """The bytes match their checksum."""
+    sum: int
+    """As its header says."""
+    fault: str = ""
+    """Kind of the fault that has changed its bytes."""
 
 
 class Devices:
@@ -80,8 +83,9 @@ class Devices:
             if same_segment and (offset == record.offset or stored.record.extent_bytes != record.extent_bytes):
                 del self.records[at]
 
-    def put(self, record: DiskRecord, blocks: list[Block], *, sound: bool) -> None:
-        self.records[record.device, record.offset] = Stored(record, blocks, sound)
+    def put(self, record: DiskRecord, blocks: list[Block], payload_sum: int) -> Stored:
+        stored = self.records[record.device, record.offset] = Stored(record, blocks, payload_sum)
+        return stored
 
     def note(self, namespace: bytes, document: bytes, void: int) -> bool:
         """Returns True if the note is durable, including its document."""
@@ -108,7 +112,7 @@ class Devices:
 
 
 def _identity(record: DiskRecord) -> DiskRecord:
-    return record._replace(arena_offset=-1, stored_s=0)
+    return record._replace(arena_offset=-1, sum=NO_SUM, stored_s=0)
 
 
 @dataclass(eq=False)
@@ -120,6 +124,11 @@ class DiskRun:
     left: list[tuple[int, DiskRecord, bool]]
     """(item, record, begun) for each record still to be done."""
     faults: list[ItemFault] = field(default_factory=list)
+    sums: dict[int, int] = field(default_factory=dict)
+    """Item -> sum of what was read."""
+    wrong: list[Record] = field(default_factory=list)
+    """What a write has found in the arena with other bytes than were stored."""
+    items: int = 0
 
 
 class SimDiskMover:
@@ -194,9 +203,9 @@ class SimDiskMover:
     def _take(self, order: Order) -> None:
         match order:
             case Demote(job, records):
-                self.runs.append(DiskRun(job, "write", items_of(records)))
+                self._begin(DiskRun(job, "write", items_of(records)))
             case Promote(job, records):
-                self.runs.append(DiskRun(job, "read", items_of(records)))
+                self._begin(DiskRun(job, "read", items_of(records)))
             case Note():
                 self._note(order)
             case ForgetNotes(namespaces, void):
@@ -273,6 +282,10 @@ class SimDiskMover:
 
     # ---------------------------------------------------------------- I/O
 
+    def _begin(self, run: DiskRun) -> None:
+        run.items = len(run.left)
+        self.runs.append(run)
+
     def _progress(self, run: DiskRun) -> None:
         if not run.left:
             self._end(run)
@@ -285,33 +298,51 @@ class SimDiskMover:
             run.left[place] = (item, record, True)
             return
         del run.left[place]
-        fault = self._write(record) if run.kind == "write" else self._read(record)
+        fault = self._write(run, record) if run.kind == "write" else self._read(run, item, record)
         if fault:
             run.faults.append(ItemFault(item, fault))
 
-    def _write(self, record: DiskRecord) -> Fault | Literal[""]:
-        world = self._world
+    def _write(self, run: DiskRun, record: DiskRecord) -> Fault | Literal[""]:
+        """Writes a slot, unless its sum is not the one that the ledger has."""
+        world, slot = self._world, record.arena_offset
         if world.chance("disk-io"):
             return "io"
-        blocks = [block or ("nothing",) for block in world.arena.slot(record.arena_offset)]
-        torn = world.chance("disk-torn")
-        world.devices.put(record, blocks, sound=not torn)
-        if torn:
-            world.counts["disk torn"] += 1
+        blocks = [block or NOTHING for block in world.arena.slot(slot)]
+        payload_sum, entry = sum_of(blocks), world.ledger.entries[slot]
+        if (entry.namespace, entry.key, entry.group, entry.shard) != record[1:3] + record[4:6]:
+            raise Wrong(f"disk job {run.job} writes a slot that holds another chunk than {record}")
+        if entry.sum not in (payload_sum, NO_SUM):
+            self._notice(run, world.arena.faults_of(slot))
+            run.wrong.append(entry)
+            return "checksum"
+        stored = world.devices.put(record, blocks, payload_sum)
+        if world.chance("disk-torn"):
+            stored.blocks[int(world.rng.random() * len(blocks))] = world.garbage()
+            stored.fault = "disk torn"
+            world.counts["planted disk torn"] += 1
         return ""
 
-    def _read(self, record: DiskRecord) -> Fault | Literal[""]:
-        world = self._world
+    def _read(self, run: DiskRun, item: int, record: DiskRecord) -> Fault | Literal[""]:
+        world, slot = self._world, record.arena_offset
         if world.chance("disk-io"):
             return "io"
         stored = world.devices.read(record)
         if stored is None:
             return "stale"
-        slot_bytes, blocks = record.extent_bytes, len(stored.blocks)
         for place, block in enumerate(stored.blocks):
-            content = block if stored.sound else world.garbage()
-            world.arena.write(record.arena_offset, slot_bytes, blocks, place, content)
-        return "" if stored.sound else "checksum"
+            world.arena.write(slot, record.extent_bytes, len(stored.blocks), place, block)
+        if sum_of(stored.blocks) != stored.sum:
+            self._notice(run, {stored.fault} - {""})
+            return "checksum"
+        run.sums[item] = stored.sum
+        world.arena.tell(slot, stored.sum)
+        return ""
+
+    def _notice(self, run: DiskRun, kinds: set[str]) -> None:
+        if not kinds:
+            raise Wrong(f"disk job {run.job} finds a payload wrong that no fault has touched")
+        for kind in sorted(kinds):
+            self._world.counts[f"noticed {kind}"] += 1
 
     def _end(self, run: DiskRun) -> None:
         self.runs.remove(run)
@@ -319,7 +350,9 @@ class SimDiskMover:
         if self.state == "running":
             for fault in run.faults:
                 self._world.counts[f"disk fault {fault.fault}"] += 1
-            self.reports.append(Moved(run.job, sorted(run.faults, key=lambda fault: fault.item), 1))
+            sums = [run.sums.get(item, NO_SUM) for item in range(run.items)] if run.kind == "read" else []
+            self._world.promises.digests.found(-run.job, run.wrong)
+            self.reports.append(Moved(run.job, sorted(run.faults, key=lambda fault: fault.item), 1, packed(sums)))
             self._world.counts[f"disk {run.kind}"] += 1
 
 
@@ -328,11 +361,13 @@ def items_of(records: bytes) -> list[tuple[int, DiskRecord, bool]]:
 
 
 def rot(world: "World") -> None:
-    """Damages one random record."""
-    stored = list(world.devices.records.values())
-    if stored:
-        world.rng.choice(stored).sound = False
-        world.counts["disk rot"] += 1
+    """Damages one random block of a random record."""
+    records = list(world.devices.records.values())
+    if records:
+        stored = world.rng.choice(records)
+        stored.blocks[int(world.rng.random() * len(stored.blocks))] = world.garbage()
+        stored.fault = "disk rot"
+        world.counts["planted disk rot"] += 1
 
 
 def parents_first(records: list[DiskRecord], rng: random.Random) -> list[list[DiskRecord]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from . import service_view
 from .disk_promises import Shard
 from .engines import SimEngine
+from .faults import any_planted
 from .ledger import Both, servable, survivors
 from .memory import Wrong
 from .processes import Process, Transfer
@@ -52,6 +53,9 @@ def drain(world: "World") -> None:
         raise Wrong(f"descriptors {list(world.shell.descriptors)} were never closed")
     _restart(world)
     _clear_everything(world)
+    world.count_what_the_brain_counted()
+    if world.counts["shards with other bytes"] and not any_planted(world):
+        raise Wrong("shards were found with other bytes, and no fault has changed any")
 
 
 def _until_idle(world: "World") -> None:

@@ -1,5 +1,7 @@
 """Names that must be counted at least once in SEEDS_FOR_ALL seeds; otherwise the simulator checks too little."""
 
+from .faults import KINDS
+
 SEEDS_FOR_ALL = 1000
 
 _EVENTS = (
@@ -97,7 +99,10 @@ EXPECTED = (
     "blocks compared",
     "counted disk_rewritten_bytes",
     *(f"disk_{name}" for name in ("writes", "reads", "evictions", "lost", "recovered")),
-    *(f"disk {what}" for what in ("rot", "torn", "fault io", "fault checksum")),
+    *(f"{what} {kind}" for what in ("planted", "noticed") for kind in KINDS),
+    "error digest",
+    "prefixes right before a wrong chunk",
+    *(f"disk {what}" for what in ("fault io", "fault checksum")),
     *(f"disk refused {reason}" for reason in ("budget", "late", "second-touch", "room", "shape")),
     *(f"drained {end}" for end in ("moved", "kept", "given-up")),
     "chunks voided on disk",

@@ -11,6 +11,7 @@ from kvserver.tiers.extents import Extents, place_of, ranked
 from kvserver.tiers.records import (
     DOCUMENT_FORMAT,
     NO_PARENT,
+    NO_SUM,
     DiskRecord,
     GroupDocument,
     NamespaceDocument,
@@ -21,6 +22,7 @@ from kvserver.wire.tenants import tag_of
 from .content import Path, block_of, key_of
 from .disk import Devices
 from .shapes import Shape
+from .sums import sum_of
 from .tenants import tenant_of
 
 PREFIXES = 5
@@ -70,11 +72,11 @@ def _put(
                 return False
             payload_bytes = shape.blocks_per_chunk(index) * group.regions * group.page_bytes[shard]
             what = digest, key, parent, index, shard, payload_bytes, tenant, extent_bytes, generation
-            records.append(DiskRecord(-1, *what, place_of(extent).offset, device, 0))
+            records.append(DiskRecord(-1, *what, NO_SUM, place_of(extent).offset, device, 0))
     for record in records:
         places = range(shape.blocks_per_chunk(record.group))
         blocks = [block_of(digest, key, record.group, record.shard, place) for place in places]
-        devices.put(record, blocks, sound=True)
+        devices.put(record, blocks, sum_of(blocks))
     return True
 
 

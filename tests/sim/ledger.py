@@ -6,12 +6,13 @@ is computed from it alone.
 
 from array import array
 
-from kvserver.tiers.records import NO_GROUP, NO_PARENT, Record, decode_document, pack, unpack_all
+from kvserver.tiers.records import NO_GROUP, NO_PARENT, NO_SUM, Record, decode_document, pack, unpack_all
 from kvserver.tiers.slots import SLOT_ALIGN
 
 from .content import block_of, key_of, keys_of, path_of
 from .memory import Arena, Wrong
 from .shapes import Shape
+from .sums import names_of
 
 
 class Ledger:
@@ -24,13 +25,26 @@ class Ledger:
         """(namespace, key, group, shard) -> offset; marks are stored as (NO_GROUP, 0)."""
         self.units: dict[int, int] = {}
         """Arena unit -> offset of the sealed slot that covers it."""
+        self.entries: dict[int, Record] = {}
+        """The content of each place. It stays when the record is withdrawn, until the place is sealed again."""
         self.arena = arena
+
+    def named(self, offsets: list[int], names: bytes) -> list[Record]:
+        """What a mover reads before a retrieve: the entry of each slot. They must be those that the brain names."""
+        entries = [self.entries[offset] for offset in offsets]
+        first = entries[0]
+        same = all(entry[1:2] + entry[4:6] == first[1:2] + first[4:6] for entry in entries)
+        if not same or names_of(entries) != names:
+            raise Wrong(f"slots {offsets} hold {[_name(entry) for entry in entries]}, which the brain names otherwise")
+        return entries
 
     def publish(self, record: Record, shape: Shape) -> None:
         """Seals one slot, whose right bytes must be there already; or keeps a mark, which has no slot."""
         if record.group == NO_GROUP:
             if record.offset < self.arena.bytes:
                 raise Wrong(f"{_name(record)} is a mark and lies in the arena")
+            if record.sum != NO_SUM:
+                raise Wrong(f"{_name(record)} is a mark and has a sum")
         else:
             self._check_slot(record, shape)
         parent = key_of(path_of(record.key)[:-1]) or NO_PARENT
@@ -55,10 +69,12 @@ class Ledger:
             block_of(record.namespace, record.key, record.group, record.shard, place)
             for place in range(shape.blocks_per_chunk(record.group))
         ]
-        if self.arena.slot(record.offset) != wanted:
+        if self.arena.meant(record.offset) != wanted:
             raise Wrong(
                 f"{_name(record)} was published with other bytes than its own: {self.arena.slot(record.offset)}"
             )
+        if record.sum != self.arena.told[record.offset]:
+            raise Wrong(f"{_name(record)} was published with another sum than its mover told")
         if record.slot_bytes != shape.slot_bytes(record.group, record.shard):
             raise Wrong(f"{_name(record)} was published with slot_bytes={record.slot_bytes}")
 
@@ -67,7 +83,7 @@ class Ledger:
             if unit in self.units:
                 raise Wrong(f"{_name(record)} was published over a slot that is sealed")
             self.units[unit] = record.offset
-        self.records[record.offset] = record
+        self.records[record.offset] = self.entries[record.offset] = record
         name = (record.namespace, record.key, record.group, record.shard)
         rival = self.held.get(name)
         if rival is None or self.records[rival].generation < record.generation:

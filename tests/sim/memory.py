@@ -3,6 +3,7 @@
 from kvserver.tiers.slots import SLOT_ALIGN
 
 from .content import Block, Garbage
+from .faults import SUM_STORE
 from .shapes import Shape
 
 
@@ -50,6 +51,12 @@ class Arena:
         self.resized = 0
         """Slots lost because a slot of another size was written over them, when a slab changed hands."""
         self.bytes = slab_bytes * slabs
+        self.spoiled: dict[int, dict[int, tuple[str, Block | None]]] = {}
+        """Slot -> place -> (kind of the fault, what should be there), for blocks that a fault has changed."""
+        self.told: dict[int, int] = {}
+        """Slot -> the sum that the mover has told which filled it last."""
+        self.false_sums: set[int] = set()
+        """Slots whose told sum is wrong by a fault."""
         self._slab_bytes = slab_bytes
         self._slabs: list[dict[int, tuple[int, list[Block | None]]]] = [{} for _ in range(slabs)]
 
@@ -63,8 +70,40 @@ class Arena:
             for other in [at for at, (size, _) in slots.items() if at < end and offset < at + size]:
                 self.resized += slots[other][0] != slot_bytes
                 del slots[other]
+                self.spoiled.pop(other, None)
             slot = slots[offset] = (slot_bytes, [None] * blocks)
         slot[1][place] = content
+        self.spoiled.get(offset, {}).pop(place, None)
+
+    def spoil(self, offset: int, place: int, content: Block | None, kind: str) -> None:
+        """A fault changes a block."""
+        blocks, spoiled = self.slot(offset), self.spoiled.setdefault(offset, {})
+        _, right = spoiled.pop(place, ("", blocks[place]))
+        blocks[place] = content
+        if content != right:
+            spoiled[place] = kind, right
+
+    def tell(self, offset: int, payload_sum: int, *, is_false: bool = False) -> None:
+        """A mover tells the sum of a slot that it has filled."""
+        self.told[offset] = payload_sum
+        (self.false_sums.add if is_false else self.false_sums.discard)(offset)
+
+    def faults_at(self, offset: int, place: int) -> list[str]:
+        """Kinds of the faults because of which this block makes the slot differ from its sum."""
+        spoiled = self.spoiled.get(offset, {})
+        kinds = [spoiled[place][0]] if place in spoiled else []
+        return kinds + [SUM_STORE] * (offset in self.false_sums)
+
+    def faults_of(self, offset: int) -> set[str]:
+        return {kind for place in range(len(self.slot(offset))) for kind in self.faults_at(offset, place)}
+
+    def meant(self, offset: int) -> list[Block | None]:
+        """The content of a slot without the faults."""
+        spoiled = self.spoiled.get(offset, {})
+        return [spoiled[place][1] if place in spoiled else content for place, content in enumerate(self.slot(offset))]
+
+    def offsets(self) -> list[int]:
+        return [offset for slots in self._slabs for offset in slots]
 
     def read(self, offset: int, place: int) -> Block | None:
         slot = self._slabs[offset // self._slab_bytes].get(offset)

@@ -1,5 +1,8 @@
 """Simulated movers and their supervisor.
 
+A mover sums what it copies. It tells the sums of a store, and ends a retrieve as failed if a shard differs from the
+ledger's sum. Faults change bytes and sums (faults.py).
+
 A mover copies block by block in its own order, so other events can happen between two blocks. A stopped mover
 (SIGSTOP) continues where it was when it is resumed. A killed mover reports nothing more, but may still write until
 it is reaped. After that none of its copies can run.
@@ -10,6 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from kvserver.tiers.records import NO_SUM, Record
 from kvserver.wire.messages import DeviceKind
 from kvserver.wire.orders import (
     ArenaReady,
@@ -31,9 +35,12 @@ from kvserver.wire.orders import (
     Wish,
 )
 
+from . import faults
 from .board import DONE, FAILED, Board
+from .content import Block, block_of
 from .disk import SimDiskMover
 from .memory import Arena, Pool, Wrong
+from .sums import NOTHING, PRIME, packed, part_of
 
 if TYPE_CHECKING:
     from .world import World
@@ -53,6 +60,35 @@ class Mapping:
 
 
 @dataclass(eq=False)
+class Shard:
+    """One slot of a copy."""
+
+    offset: int
+    entry: Record | None
+    """Of a retrieve: what the ledger says of the slot."""
+    sum: int = 0
+    came: dict[int, Block] = field(default_factory=dict)
+    """Retrieve: place -> the content that the mover has seen there."""
+    asked: set[int] = field(default_factory=set)
+    """Retrieve: places whose blocks the engine wants."""
+    faults: set[str] = field(default_factory=set)
+    """Kinds of the faults because of which the sum may differ."""
+
+    @property
+    def is_known(self) -> bool:
+        return self.entry is not None and self.entry.sum != NO_SUM
+
+    @property
+    def differs(self) -> bool:
+        return self.entry is not None and self.is_known and self.sum % PRIME != self.entry.sum
+
+    def wrong_places(self) -> set[int]:
+        assert self.entry is not None
+        _, namespace, key, _, group, shard, *_ = self.entry
+        return {place for place, got in self.came.items() if got != block_of(namespace, key, group, shard, place)}
+
+
+@dataclass(eq=False)
 class Run:
     """A copy job in a mover."""
 
@@ -60,8 +96,9 @@ class Run:
     mapping: Mapping
     board: Board
     begun: bool = False
-    left: list[tuple[int, int, int, int]] = field(default_factory=list)
-    """(group, block, arena offset, place in the chunk) of each block still to be copied."""
+    left: list[tuple[int, int, Shard, int]] = field(default_factory=list)
+    """(group, block, shard, place in the chunk) of each block still to be copied. Block -1 is only summed."""
+    shards: list[Shard] = field(default_factory=list)
     copied: int = 0
 
 
@@ -157,7 +194,16 @@ class SimMover:
         mapping = self.mappings.get(order.cache)
         if mapping is None or mapping.unmapping:
             raise Wrong(f"job {order.job} was sent to mover {self.number} for a cache that is not mapped there")
-        self.runs.append(Run(order, mapping, self.boards[mapping.session]))
+        run = Run(order, mapping, self.boards[mapping.session])
+        for group in order.groups:
+            offsets = array("q", group.slots).tolist()
+            entries: list[Record | None] = [None] * len(offsets)
+            if order.kind == "retrieve":
+                entries = self._world.ledger.named(offsets, group.names)
+            elif group.names:
+                raise Wrong(f"job {order.job} is a store and brings names")
+            run.shards += [Shard(at, entry) for at, entry in zip(offsets, entries, strict=True) if at >= 0]
+        self.runs.append(run)
 
     def _unmap_if_idle(self, mapping: Mapping) -> None:
         if self.state == "running" and mapping.unmapping and not any(run.mapping is mapping for run in self.runs):
@@ -198,6 +244,7 @@ class SimMover:
     def _plan(self, run: Run) -> tuple[str, str] | None:
         """The checks of plan_pieces: block ids are checked before any byte moves."""
         shape = run.mapping.pool.shape
+        shards = iter(run.shards)
         for group in run.order.groups:
             ids, slots = array("i", group.block_ids).tolist(), array("q", group.slots).tolist()
             per_chunk = shape.blocks_per_chunk(group.group)
@@ -211,38 +258,103 @@ class SimMover:
                 return "block-range", "simulated"
             if len(set(ids)) != len(ids):
                 return "block-duplicate", "simulated"
-            for index, block in enumerate(ids):
-                chunk, place = divmod(group.first_block + index, per_chunk)
-                if slots[chunk - first] >= 0:
-                    run.left.append((group.group, block, slots[chunk - first], place))
+            for chunk, slot in enumerate(slots, first):
+                if slot >= 0:
+                    begin = chunk * per_chunk - group.first_block
+                    blocks = [ids[at] if 0 <= at < len(ids) else -1 for at in range(begin, begin + per_chunk)]
+                    self._plan_shard(run, group.group, next(shards), blocks)
         return None
 
-    def _copy(self, run: Run, group: int, block: int, offset: int, place: int) -> None:
-        pool = run.mapping.pool
-        run.copied += 1
+    def _plan_shard(self, run: Run, group: int, shard: Shard, blocks: list[int]) -> None:
+        """blocks: of each place in the chunk, -1 if the engine does not want it. A shard is summed as a whole."""
+        shard.asked.update(place for place, block in enumerate(blocks) if block >= 0)
+        sums_all = self._world.verifies and shard.is_known
+        run.left += [(group, block, shard, place) for place, block in enumerate(blocks) if block >= 0 or sums_all]
+
+    def _copy(self, run: Run, group: int, block: int, shard: Shard, place: int) -> None:
+        run.copied += block >= 0
         if run.order.kind == "store":
-            shape, shard = pool.shape, pool.shape.shard_of(group, pool.rank)
-            blocks, slot_bytes = shape.blocks_per_chunk(group), shape.slot_bytes(group, shard)
-            self._arena.write(offset, slot_bytes, blocks, place, pool.blocks[group][block])
+            self._store_block(run, group, block, shard, place)
         else:
-            content = self._arena.read(offset, place)
-            pool.write(group, block, content or ("nothing",), (run.order.word, run.order.generation))
+            self._retrieve_block(run, group, block, shard, place)
+
+    def _store_block(self, run: Run, group: int, block: int, shard: Shard, place: int) -> None:
+        pool, world = run.mapping.pool, self._world
+        blocks = pool.shape.blocks_per_chunk(group)
+        slot_bytes = pool.shape.slot_bytes(group, pool.shape.shard_of(group, pool.rank))
+        content = pool.blocks[group][block]
+        self._add(shard, place, content, faults.SUM_STORE)
+        self._arena.write(shard.offset, slot_bytes, blocks, place, content)
+        sent, fault = faults.on_the_way(world, content, faults.WAY_STORE)
+        if fault:
+            self._arena.spoil(shard.offset, place, sent, fault)
+
+    def _retrieve_block(self, run: Run, group: int, block: int, shard: Shard, place: int) -> None:
+        content = self._arena.read(shard.offset, place) or NOTHING
+        shard.faults.update(self._arena.faults_at(shard.offset, place))
+        if shard.is_known:
+            content, fault = faults.on_the_way(self._world, content, faults.WAY_RETRIEVE)
+            shard.faults.update({fault} - {""})
+            self._add(shard, place, content, faults.SUM_RETRIEVE)
+        shard.came[place] = content
+        if block >= 0:
+            run.mapping.pool.write(group, block, content, (run.order.word, run.order.generation))
+
+    def _add(self, shard: Shard, place: int, content: Block, kind: str) -> None:
+        extra = faults.false_share(self._world, kind)
+        shard.sum += part_of(place, content) + extra
+        shard.faults.update({kind} if extra else ())
 
     def _finish(self, run: Run) -> None:
-        if run.board.finish(run.order.word, run.order.generation, DONE):
-            self._end(run, "done")
-        else:
+        wrong = self._compare(run) if run.order.kind == "retrieve" else ()
+        if not run.board.finish(run.order.word, run.order.generation, FAILED if wrong else DONE) and not wrong:
             self._end(run, "abandoned")
+        elif wrong:
+            self._end(run, "failed", "digest", "simulated", wrong=wrong)
+        else:
+            self._end(run, "done")
+
+    def _compare(self, run: Run) -> tuple[int, ...]:
+        """The shards whose sum is not the ledger's. All others are right, and none is wrong without a fault."""
+        wrong = tuple(index for index, shard in enumerate(run.shards) if self._world.verifies and shard.differs)
+        for index, shard in enumerate(run.shards):
+            if index in wrong and not shard.faults:
+                raise Wrong(f"job {run.order.job} found a shard wrong that no fault has touched: {shard}")
+            if index not in wrong and shard.wrong_places() & shard.asked:
+                raise Wrong(f"job {run.order.job} brings wrong bytes, and their sum fits: {shard}")
+            for kind in shard.faults if index in wrong else ():
+                self._world.counts[f"noticed {kind}"] += 1
+        return wrong
 
     def _end(
-        self, run: Run, status: Literal["done", "abandoned", "failed", "invalid"], code: str = "", message: str = ""
+        self,
+        run: Run,
+        status: Literal["done", "abandoned", "failed", "invalid"],
+        code: str = "",
+        message: str = "",
+        wrong: tuple[int, ...] = (),
     ) -> None:
         self.runs.remove(run)
         self._world.promises.copy_over(run.order.job)
         if self.state == "running":
-            self.reports.append(Done(run.order.job, status, run.copied * BLOCK_BYTES, 1, code, message, run.order.mode))
+            sums, unverified = self._told(run) if status == "done" else (b"", 0)
+            self._world.promises.digests.found(run.order.job, [run.shards[index].entry for index in wrong])
+            copied = run.copied * BLOCK_BYTES
+            order = run.order
+            report = Done(order.job, status, copied, 1, code, message, order.mode, sums, wrong, unverified)
+            self.reports.append(report)
             self._world.counts[f"done {run.order.kind} {status}"] += 1
         self._unmap_if_idle(run.mapping)
+
+    def _told(self, run: Run) -> tuple[bytes, int]:
+        """(sums, number of shards that were not compared) of a copy that ended well."""
+        verifies = self._world.verifies
+        if run.order.kind == "retrieve":
+            return b"", sum(not shard.is_known for shard in run.shards) if verifies else 0
+        for shard in run.shards:
+            told = shard.sum % PRIME if verifies else NO_SUM
+            self._arena.tell(shard.offset, told, is_false=bool(shard.faults))
+        return packed([shard.sum % PRIME for shard in run.shards]) if verifies else b"", 0
 
 
 class Supervisor:

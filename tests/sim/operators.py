@@ -195,6 +195,10 @@ class OperatorPromises:
         held = [name for name, offset in self._ledger.held.items() if name[0] == digest and offset not in going]
         if any(is_below(path_of(name[1]), path) for name in held):
             raise Wrong(f"{path} was cleared, and the ledger still holds some of it")
+        self.dropped(digest, path)
+
+    def dropped(self, digest: bytes, path: Path) -> None:
+        """The chunks at and below `path` have left. Holds on them are over."""
         self.holds = {
             number: pinned
             for number, pinned in self.holds.items()

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvserver.wire.messages import (
+    ALL_RIGHT,
+    CHUNKS_MAX,
     PROTOCOL,
     Attach,
     Attached,
@@ -40,7 +42,7 @@ from kvserver.wire.messages import (
     Welcome,
 )
 
-from .board import ABANDONED, DONE, LIVE, SUBMITTED, Board
+from .board import ABANDONED, DONE, FAILED, LIVE, SUBMITTED, Board
 from .content import Block, Path, block_of, key_of, keys_of
 from .ledger import needed
 from .memory import Pool, Wrong
@@ -81,6 +83,8 @@ class Transfer:
     mover: SimMover
     deadline_ns: int
     blocks: dict[int, list[int]]
+    chunks: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Retrieve: (group, block) -> its chunk in the prefix."""
     expected: dict[tuple[int, int], Block] = field(default_factory=dict)
     """Retrieve: (group, block) -> content that must be there afterwards."""
     answered: bool = False
@@ -97,6 +101,8 @@ class Process:
         self.registers = rank >= 0 or world.chance("scheduler-registers")
         self.pool = Pool(engine.digest, engine.shape, rank, world.swarm.pool_blocks, world.garbage)
         self.transfers: list[Transfer] = []
+        self.came: dict[int, int] = {}
+        """Retrieve whose word is not done -> leading chunks of its prefix whose blocks came right."""
         self.todo: deque[StoreTask | RetrieveTask] = deque(maxlen=4)
         self.late: list[RetrieveTask] = []
         """Retrieves to try once the process is registered."""
@@ -290,6 +296,7 @@ class Process:
         blocks: dict[int, list[int]] = {}
         groups: list[GroupBlocks] = []
         expected: dict[tuple[int, int], Block] = {}
+        chunks: dict[tuple[int, int], int] = {}
         sound = True
         for group in range(len(shape.groups)):
             if rng.random() < 0.15 and (groups or group + 1 < len(shape.groups)):
@@ -313,7 +320,7 @@ class Process:
                 chunk, place = divmod(first + index, per_chunk)
                 if chunk < boundary:
                     right = block_of(self.engine.digest, granted.keys[chunk], group, shard, place)
-                    expected[group, block] = right
+                    expected[group, block], chunks[group, block] = right, chunk
         if not groups:
             return
         board, deadline_ms = self._live_board(), self._deadline_ms()
@@ -324,7 +331,7 @@ class Process:
         if more:
             self.todo.append(task)
         request = Retrieve(self.next_id(), self.cache, granted.number, word, generation, deadline_ms, groups, more)
-        transfer = Transfer(request, board, self._live_mover(), self._until(deadline_ms), blocks, expected)
+        transfer = Transfer(request, board, self._live_mover(), self._until(deadline_ms), blocks, chunks, expected)
         self._begin(transfer, sound=sound)
 
     def _begin(self, transfer: Transfer, *, sound: bool) -> None:
@@ -375,6 +382,8 @@ class Process:
         if isinstance(transfer.request, Retrieve):
             if state == DONE:
                 self._compare(transfer)
+            elif state == FAILED:
+                self._note_what_came(transfer)
         elif state == ABANDONED:
             self._world.counts["store abandoned by client"] += 1
         transfer.board.abandon_store(word, generation)  # the mover is reaped: the word may be used again
@@ -387,6 +396,24 @@ class Process:
             if got != right:
                 raise Wrong(f"{self.engine.name} rank {self.rank} retrieved {got} into block {block}, not {right}")
         self._world.counts["blocks compared"] += len(transfer.expected)
+
+    def _note_what_came(self, transfer: Transfer) -> None:
+        got = self.pool.blocks
+        wrong = [
+            transfer.chunks[group, block]
+            for (group, block), right in transfer.expected.items()
+            if got[group][block] != right
+        ]
+        self.came[transfer.request.id] = min(wrong, default=CHUNKS_MAX)
+
+    def _check_what_came(self, reply: Retrieved) -> None:
+        """All blocks of the chunks before the first wrong one are right."""
+        came = self.came.pop(reply.id, None)
+        if reply.wrong_from == ALL_RIGHT or came is None:
+            return
+        if came < reply.wrong_from:
+            raise Wrong(f"chunks before {reply.wrong_from} are said to be right, and {came} is not")
+        self._world.counts["prefixes right before a wrong chunk"] += reply.wrong_from > 0
 
     def _give_back(self, blocks: dict[int, list[int]]) -> None:
         for group, ids in blocks.items():
@@ -457,8 +484,11 @@ class Process:
                 if reply.lease:
                     keys = [request.keys[at : at + 32] for at in range(0, reply.chunks * 32, 32)]
                     self.engine.granted(request.namespace, keys, reply.lease)
-            case Stored() | Retrieved():
+            case Stored():
                 self._answered(reply.id)
+            case Retrieved():
+                self._answered(reply.id)
+                self._check_what_came(reply)
             case _:
                 pass
 

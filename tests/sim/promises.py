@@ -47,6 +47,7 @@ from kvserver.wire.messages import (
 from kvserver.wire.orders import Copy
 
 from .content import Path, is_chain, path_of
+from .digest_promises import DigestPromises
 from .disk_promises import DiskPromises, Shard
 from .ledger import Both, Ledger, away_of, needed, servable, serves
 from .memory import Wrong
@@ -168,6 +169,7 @@ class Promises:
         self.slot_job: dict[int, int] = {}
         """Arena offset -> the last job ordered to write there."""
         self.disk = DiskPromises(ledger, self)
+        self.digests = DigestPromises(ledger, self)
         self.operators = OperatorPromises(ledger, shapes)
         self.now_ns = 0
         self.on_disk: dict[Shard, tuple[int, int]] = {}  # (extent, generation), as the service said before the event
@@ -249,6 +251,14 @@ class Promises:
         """Like cleared(), for a chunk and all below it. Chunks being copied now are not published: see Shell.feed()."""
         path = path_of(key)
         self.operators.cleared(namespace, path, going)
+        self._end_leases_below(namespace, path)
+
+    def prefix_dropped(self, namespace: bytes, path: Path) -> None:
+        """A chunk was wrong and has left with all below it."""
+        self.operators.dropped(namespace, path)
+        self._end_leases_below(namespace, path)
+
+    def _end_leases_below(self, namespace: bytes, path: Path) -> None:
         below = [n for n, lease in self.leases.items() if lease.digest == namespace and _ends_below(lease, path)]
         self._end_leases(below)
 

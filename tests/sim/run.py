@@ -20,7 +20,6 @@ def run_seed(seed: int, events: int) -> Outcome:
             world.step()
         assert world.events >= events, "the simulated world stands still"
         drain(world)
-        world.count_what_the_brain_counted()
     except Exception as problem:  # any failure must be reported with its seed
         return failure(seed, world.events if world is not None else 0, problem)
     return Outcome(seed, world.events, world.counts, "")

@@ -1,5 +1,6 @@
 """The simulator's only view into the service: compares it with the ledger, and checks that it is idle."""
 
+from collections import Counter
 from random import Random
 
 from kvserver.index.coverage import servable_chunks
@@ -199,6 +200,14 @@ def is_disk_mover(service: Service, number: int) -> bool:
     return tier is not None and tier.mover is not None and tier.mover.number == number
 
 
+def digest_counts(service: Service) -> tuple[Counter[str], int]:
+    """(tier -> shards with other bytes than were stored, shards that were retrieved without a comparison)."""
+    mismatches: Counter[str] = Counter()
+    for (tier, _, _), count in service.counters.digest_mismatches.items():
+        mismatches[tier] += count
+    return mismatches, service.counters.shards_unverified
+
+
 def holds_back(service: Service, peer: int, request_id: int) -> bool:
     """True if this retrieve waits for its chunks."""
     return any(job.held and (job.peer, job.request_id) == (peer, request_id) for job in _core(service).jobs.values())
@@ -217,7 +226,7 @@ def compare_with_devices(service: Service, devices: Devices, shapes: dict[bytes,
         if record.generation != generation:
             raise Wrong(f"chunk {path_of(key)} at {place} has generation {record.generation}, not {generation}")
         places = range(shapes[digest].blocks_per_chunk(group))
-        if stored.sound and stored.blocks != [block_of(digest, key, group, shard, place) for place in places]:
+        if not stored.fault and stored.blocks != [block_of(digest, key, group, shard, place) for place in places]:
             raise Wrong(f"chunk {path_of(key)} was written to disk with other bytes than its own")
 
 
@@ -282,7 +291,7 @@ def compare_with_ledger(
         for _ in range(3):
             offset, (digest, key, group, shard) = rng.choice(slots)
             places = range(shapes[digest].blocks_per_chunk(group))
-            if arena.slot(offset) != [block_of(digest, key, group, shard, place) for place in places]:
+            if arena.meant(offset) != [block_of(digest, key, group, shard, place) for place in places]:
                 raise Wrong(f"slot {offset} of a sealed chunk holds {arena.slot(offset)}")
 
 

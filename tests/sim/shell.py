@@ -175,6 +175,7 @@ class Shell:
         sealed = quotas.sealed_bytes(set(service_view.going(self.service))) if quotas else Counter()
         shortages = service_view.disk_shortages(self.service)
         was_draining = service_view.is_draining(self.service)
+        digests = self.promises.digests.before(event, self.service)
         effects = self.service.handle(event, world.now_ns)
         published = [record for e in effects if isinstance(e, Publish) for record in records_in(e.records)]
         slots = [record.offset for record in published if record.group != NO_GROUP]
@@ -201,6 +202,7 @@ class Shell:
                 pass
         self.service.check()
         self._carry_out(effects)
+        self.promises.digests.after(digests, event, effects, self.service)
         if quotas:
             self._check_quotas(event, effects, sealed)
         if shortages:
@@ -265,6 +267,8 @@ class Shell:
             case Arrived(_, Clear()) | Commanded() | MoverGone():
                 takes = True
             case Reported(_, Moved(_, faults)) if faults:
+                takes = True
+            case Reported(_, Done(wrong=wrong)) if wrong:
                 takes = True
             case Reported(_, FoundNote() | Listed() | FoundRecords()):
                 takes = True

@@ -11,6 +11,7 @@ from kvserver.config.config import Config
 from kvserver.service.state.bounds import Bounds
 from kvserver.tiers.slots import SLOT_ALIGN
 
+from .faults import SUM_RETRIEVE, SUM_STORE
 from .shapes import OF_SEVERAL_SIZES, SHAPES, Shape
 from .tenants import draw_disk_quotas, draw_quotas
 
@@ -43,6 +44,7 @@ ACTS = {
     "repeat": 0.7,
     "nonsense": 2.5,
     "rot": 0.15,
+    "dram-rot": 0.4,
     "admin": 0.6,
 }
 WITH_FULL_GROUP = tuple(shape for shape in SHAPES if any(group.kind == "full" for group in shape.groups))
@@ -79,7 +81,12 @@ CHANCES = {
     "memory-lost": 0.15,
     "notes-fail": 0.3,
     "notes-mended": 0.03,
+    # faults that only a digest shows: for each block
+    "bytes-on-way": 0.006,
+    SUM_STORE: 0.004,
+    SUM_RETRIEVE: 0.01,
 }
+DIGEST_FAULTS = ("bytes-on-way", SUM_STORE, SUM_RETRIEVE)
 
 
 class Swarm:
@@ -132,7 +139,10 @@ class Swarm:
         if self.mixes_sizes:
             self.engines, self.depth, self.fanout = 2, rng.choice((2, 4, 6)), 3
             self.acts["plan-store"], self.acts["mover"], self.acts["tick"] = 20.0, 90.0, 9.0
-        self.bounds = self._bounds(rng)
+        self.verifies = self.verifies_later = True
+        """Digests are on, before and after the first death of a brain."""
+        self._choose_digest_faults(rng)
+        self.bounds = replace(self._bounds(rng), verifies=self.verifies)
         self.slabs_at_start = rng.choice((0, 1, *[self.bounds.arena_bytes // self.bounds.slab_bytes] * 5))
 
     def _be_gentle(self, rng: Random) -> None:
@@ -156,6 +166,21 @@ class Swarm:
         self.chances["more-parts"] = 0.8
         self.chances["hasty-client"] = 0.0
         self.chances["copy-waits"] = rng.choice((0.0, 0.9))
+
+    def _choose_digest_faults(self, rng: Random) -> None:
+        """In some seeds there are none. In some there are many, and else little goes wrong."""
+        dice = rng.random()
+        if dice < 0.2:
+            self._be_gentle(rng)
+            self.acts.update({"plan-store": 9.0, "plan-lookup": 20.0, "dram-rot": rng.choice((0.0, 2.0))})
+            self.chances.update(dict.fromkeys(DIGEST_FAULTS, rng.choice((0.0, 0.03))))
+            self.chances["hasty-client"] = 0.0
+        elif dice < 0.5:
+            self.acts["dram-rot"] = 0.0
+            self.chances.update(dict.fromkeys(DIGEST_FAULTS, 0.0))
+            self.verifies, self.verifies_later = rng.choice(((True, True), (False, False), (False, True)))
+            if self.verifies_later and not self.verifies:
+                self.acts["brain-dies"] = max(0.5, self.acts["brain-dies"])
 
     @staticmethod
     def _tight(rng: Random, narrow: tuple[int, ...], wide: int) -> int:

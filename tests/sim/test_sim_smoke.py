@@ -6,6 +6,7 @@ from tests.rigs.seeds import counts_in_other_processes, run_all
 
 from . import run
 from .expected import COUNTED
+from .faults import DISK, KINDS
 from .run import run_seed
 
 
@@ -14,6 +15,8 @@ def test_a_hundred_seeds_keep_every_promise() -> None:
     assert [(outcome.seed, outcome.problem) for outcome in outcomes if outcome.problem] == []
     moved = {name for outcome in outcomes for name, count in outcome.counts.items() if count}
     assert set(COUNTED) - moved == set(), "counters that nothing moves"
+    assert {f"planted {kind}" for kind in KINDS} - moved == set(), "faults that never happen"
+    assert {f"noticed {kind}" for kind in KINDS if kind not in DISK} - moved == set(), "faults that nobody notices"
 
 
 def test_a_seed_is_the_same_in_every_process() -> None:

@@ -5,6 +5,7 @@ All randomness comes from one random.Random, and no set or address decides an or
 
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from . import nonsense, operators, service_view
 from .content import Garbage, Path
 from .disk import Devices, SimDiskMover, rot
 from .engines import SimEngine
+from .faults import dram_rot
 from .initial_disk import leave_behind
 from .ledger import Ledger
 from .memory import Arena
@@ -89,6 +91,11 @@ class World:
         for index in range(self.swarm.engines):
             digest = list(self.shapes)[index % len(self.shapes)]
             self.engines.append(SimEngine(self, f"engine{index}", digest, self.shapes[digest], left.get(digest, [])))
+
+    @property
+    def verifies(self) -> bool:
+        """Copies are summed and compared."""
+        return self.swarm.bounds.verifies
 
     def chance(self, name: str) -> bool:
         return not self.calm and self.rng.random() < self.swarm.chances[name]
@@ -171,6 +178,8 @@ class World:
             service_view.forge_rival(self.shell.service, self.ledger)
         for engine in self.engines:
             engine.leases.clear()
+        if self.swarm.verifies_later:
+            self.swarm.bounds = replace(self.swarm.bounds, verifies=True)
         self.shell = self._start_brain(int(self.rng.random() * 3) if self.rng.random() < 0.3 else -1)
         self.shell.effects_left = -1
         for engine in self.engines:
@@ -197,6 +206,7 @@ class World:
         if arc is not None:
             for name, count in msgspec.structs.asdict(arc).items():
                 self.counts[f"arc {name}"] += count
+        self.counts["shards with other bytes"] += sum(counters.digest_mismatches.values())
         for direction, histogram in counters.job_seconds.items():
             self.counts[f"counted job_seconds {direction}"] += histogram.count
         self.counts["slots of another size overwritten"] = self.arena.resized
@@ -324,6 +334,8 @@ class World:
                 operators.act(self)
             case "rot":
                 rot(self)
+            case "dram-rot":
+                dram_rot(self)
             case "brain-dies":
                 self.shell.effects_left = int(rng.random() * 6)
             case "mover-dies" | "mover-stops":

@@ -5,6 +5,7 @@
 #include <iterator>
 #include <mutex>
 #include <set>
+#include <vector>
 
 #include "sim.h"
 
@@ -118,13 +119,14 @@ bool read_launch(void* function, void** arguments, Launch& launch) {
     const auto known =
         std::find_if(std::begin(functions), std::end(functions), [&](Named& one) { return &one == function; });
     if (known == std::end(functions)) return false;
-    launch = {known->kernel, 0, 0, 0, 0, 0, 0, 0};
+    launch = {};
+    launch.kernel = known->kernel;
     take(launch.pieces, arguments[0]);
     take(launch.count, arguments[1]);
     if (known->kernel == Kernel::DIGEST) {
         take(launch.columns, arguments[2]);
         take(launch.rows, arguments[3]);
-        take(launch.sums, arguments[4]);
+        take(launch.totals, arguments[4]);
         take(launch.crews, arguments[5]);
     } else {
         take(launch.segment, arguments[2]);
@@ -133,23 +135,55 @@ bool read_launch(void* function, void** arguments, Launch& launch) {
     return true;
 }
 
-int run_kernel(const Launch& launch, int device) {
-    using namespace kv::gpu;
-    static_assert(sizeof(DigestPiece) == sizeof(Piece));
+using namespace kv::gpu;
+
+// The address of a byte that a kernel with these pieces copies; a kernel that copies nothing reports wrongly instead.
+static Address copied_by(const Launch& launch, const std::byte* pieces) {
+    const auto& first = *reinterpret_cast<const Piece*>(pieces);
+    switch (launch.kernel) {
+        case Kernel::GATHER:
+            return launch.segment + first.staging;
+        case Kernel::SCATTER:
+            return first.pool;
+        case Kernel::DIGEST:
+            break;
+    }
+    const Address to = reinterpret_cast<const DigestPiece*>(pieces)->to;
+    return to != 0 ? to : launch.totals.reports;
+}
+
+static void run_digest(const Launch& launch, const std::byte* pieces) {
+    const auto* columns = reinterpret_cast<const Columns*>(resolve(launch.columns, ROW_BYTES / 16 * sizeof(Columns)));
+    kv_digest(reinterpret_cast<const DigestPiece*>(pieces), launch.count, columns, launch.rows, launch.totals,
+              launch.crews);
+}
+
+// Those that are there keep their bytes.
+static void run_silent_digest(const Launch& launch, const std::byte* pieces) {
+    const auto bytes = static_cast<unsigned>(launch.totals.sums * sizeof(DigestReport));
+    auto* const reports = reinterpret_cast<std::byte*>(resolve(launch.totals.reports, bytes));
+    const std::vector<std::byte> before(reports, reports + bytes);
+    run_digest(launch, pieces);
+    std::copy(before.begin(), before.end(), reports);
+}
+
+static void flip(Address address) { *reinterpret_cast<std::byte*>(resolve(address, 1)) ^= std::byte{1}; }
+
+int run_kernel(const Launch& launch, int device, const Mistakes& mistakes) {
     running_device = device;
-    const std::byte* pieces = at(launch.pieces, launch.count * sizeof(Piece), device);
+    const uint64_t piece_bytes = launch.kernel == Kernel::DIGEST ? sizeof(DigestPiece) : sizeof(Piece);
+    const std::byte* pieces = at(launch.pieces, launch.count * piece_bytes, device);
     if (!pieces) return ILLEGAL_ADDRESS;
     try {
         if (launch.kernel == Kernel::DIGEST) {
-            const auto* columns =
-                reinterpret_cast<const Columns*>(resolve(launch.columns, ROW_BYTES / 16 * sizeof(Columns)));
-            kv_digest(reinterpret_cast<const DigestPiece*>(pieces), launch.count, columns, launch.rows, launch.sums,
-                      launch.crews);
+            (mistakes.silent ? run_silent_digest : run_digest)(launch, pieces);
         } else {
             const auto* list = reinterpret_cast<const Piece*>(pieces);
             (launch.kernel == Kernel::GATHER ? kv_gather : kv_scatter)(list, launch.count, launch.segment,
                                                                        launch.crews);
         }
+        if (mistakes.copy) flip(copied_by(launch, pieces));
+        if (mistakes.report) flip(launch.totals.reports);
     } catch (const Illegal&) {
         return ILLEGAL_ADDRESS;
     }

@@ -13,6 +13,7 @@
 #include <string>
 
 #include "gpu/driver/symbols.h"
+#include "gpu/kernels/piece.h"
 #include "state.h"
 
 namespace sim {
@@ -182,12 +183,18 @@ struct Launch {
     Address segment;  // of copies
     Address columns;  // of digests, as the others below
     Address rows;
-    Address sums;
+    kv::gpu::DigestTotals totals;
 };
 // What the arguments of a launch say; false: not a function of ours.
 bool read_launch(void* function, void** arguments, Launch& launch);
+// Which of the bytes that a kernel writes are wrong: one that it copies, one that it reports; or it reports nothing.
+struct Mistakes {
+    bool copy = false;
+    bool report = false;
+    bool silent = false;
+};
 // Under table_lock. ILLEGAL_ADDRESS when it touches what it must not.
-int run_kernel(const Launch& launch, int device);
+int run_kernel(const Launch& launch, int device, const Mistakes& mistakes);
 int launch(void* function, unsigned blocks, unsigned threads, void* stream, void** arguments);
 
 // What the simulated run-time compiler makes for an architecture.

@@ -65,7 +65,7 @@ enum class Action : uint32_t {
     STICKY = 2,  // and so does every later call of the process
     HANG = 3,    // until the rule is removed
     DELAY = 4,   // by `delay_us`
-    CORRUPT = 5  // the copy flips one byte
+    CORRUPT = 5  // the copy flips one byte, the kernel one of what it writes
 };
 
 // What shall happen at a call of that name, or at "run:copy", "run:kernel" when a stream comes to such an operation.

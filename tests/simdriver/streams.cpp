@@ -257,9 +257,11 @@ int launch(void* function, unsigned blocks, unsigned threads, void* stream, void
     const auto found = streams().find(stream);
     if (!found) return INVALID_HANDLE;
     return enqueue(stream, [launch, device = found->device] {
-        if (const int code = begin_operation("run:kernel").code) return code;
+        const Verdict verdict = begin_operation("run:kernel");
+        if (verdict.code) return verdict.code;
+        const Verdict of_report = launch.kernel == Kernel::DIGEST ? consult("run:report") : Verdict{};
         const std::shared_lock lock(table_lock());
-        return run_kernel(launch, device);
+        return run_kernel(launch, device, {verdict.corrupt, of_report.corrupt, of_report.code != 0});
     });
 }
 

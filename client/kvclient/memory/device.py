@@ -89,6 +89,7 @@ def staged_copier(spec: CacheSpec, memory: Export) -> StagedCopier:
             spec.library,
             memory.ordinal,
             spec.staging_bytes // STAGING_SEGMENTS,
+            max((_shard_bytes(spec, group) for group in spec.groups), default=0),
             _rtc_library() if spec.device == "cuda" and not spec.library else "",
             _cache_dir(),
         )
@@ -141,6 +142,11 @@ def _refusal(problem: Exception) -> RequestError:
     if isinstance(problem, ValueError) and colon:
         return RequestError(code, message)
     return RequestError("driver", str(problem))
+
+
+def _shard_bytes(spec: CacheSpec, group: GroupSpec) -> int:
+    block_bytes = sum(run.regions * run.page_bytes for run in group.regions)
+    return spec.chunk_tokens // group.block_tokens * block_bytes
 
 
 def _rtc_library() -> str:

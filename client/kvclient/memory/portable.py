@@ -113,7 +113,7 @@ class Portable:
             result = await ask(groups)
             if result.ok and await self._scattered(moves):
                 return RetrieveResult(False, 0, "client-copy")
-            return result
+            return result if result.ok else result._replace(right_chunks=0)  # nothing has left the places
         finally:
             self._give(places)
 

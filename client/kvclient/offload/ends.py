@@ -8,7 +8,7 @@ Belongs to the worker's main thread, except end(), which the client's thread cal
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -56,6 +56,11 @@ class Ends:
         self._unbegun: set[int] = set()
         """Jobs in `_open` that nobody carries out yet."""
         self._reports: list[Report] = []
+        self._blocks_per_chunk: list[int] = []
+
+    def begin_cache(self, blocks_per_chunk: list[int]) -> None:
+        """A cache was registered whose groups have this many blocks a chunk."""
+        self._blocks_per_chunk = blocks_per_chunk
 
     def note(self, orders: Iterable[RetrieveOrder | StoreOrder]) -> None:
         """Note new jobs. Known jobs stay as they are."""
@@ -101,13 +106,20 @@ class Ends:
                 continue  # only the first end counts
             self._unbegun.discard(report.job)
             ended.reports.append(report)
-            is_retrieve = isinstance(found.order, RetrieveOrder)
-            name = "retrieve_seconds" if is_retrieve else "store_seconds"
+            name = "retrieve_seconds" if isinstance(found.order, RetrieveOrder) else "store_seconds"
             ended.seconds.setdefault(name, []).append(report.seconds)
-            if is_retrieve:
+            if isinstance(found.order, RetrieveOrder):
                 request = str(found.order.request)
                 ended.retrieved.add(request)
-                if not (isinstance(report.result, RetrieveResult) and report.result.ok):
+                result = report.result
+                if not (isinstance(result, RetrieveResult) and result.ok):
                     ended.failed.add(request)
-                    ended.failed_blocks.update(block for item in found.order.blocks for block in item.block_ids)
+                    right = result.right_chunks if isinstance(result, RetrieveResult) else 0
+                    ended.failed_blocks.update(self._wrong_blocks(found.order, right))
         return ended
+
+    def _wrong_blocks(self, order: RetrieveOrder, right_chunks: int) -> Iterator[int]:
+        """The blocks of a retrieve behind the leading chunks of the prefix that arrived whole."""
+        for item in order.blocks:
+            first = right_chunks * self._blocks_per_chunk[item.group] if right_chunks else 0
+            yield from item.block_ids[max(0, first - item.first_block) :]

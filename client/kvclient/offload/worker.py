@@ -49,6 +49,7 @@ class Worker:
         self.unregister()
         self._namespace, self._has_told = namespace, False
         self._cache = self._client.register_cache(spec, namespace=namespace)
+        self.ends.begin_cache([spec.chunk_tokens // group.block_tokens for group in spec.groups])
         try:
             is_connected = self._client.wait_connected(CONNECT_S)
             if wait([namespace], CONNECT_S).done and is_connected:

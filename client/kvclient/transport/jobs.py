@@ -23,7 +23,7 @@ from kvclient.transport.session import Session
 from kvclient.values import Lease, RetrieveResult, StoreResult
 from kvserver._native import DONE, FAILED, SUBMITTED
 from kvserver.errors import RequestError
-from kvserver.wire.messages import GroupBlocks, Retrieve, Retrieved, Store, Stored
+from kvserver.wire.messages import ALL_RIGHT, GroupBlocks, Retrieve, Retrieved, Store, Stored
 
 log = logging.getLogger(__name__)
 
@@ -151,8 +151,9 @@ class Jobs:
             return result.ok
 
         results = await self._in_parts(cache, len(parts), begin, is_whole, RetrieveResult(False, 0, "client-bug"))
-        why = next((result.why for result in results if not result.ok), "")
-        return RetrieveResult(not why, sum(result.bytes for result in results), why)
+        failed = next((result for result in results if not result.ok), None)
+        done = sum(result.bytes for result in results)
+        return RetrieveResult(True, done, "") if failed is None else failed._replace(bytes=done)
 
     async def _retrieve_part(
         self, cache: Cache, lease: Lease, groups: list[GroupBlocks], due_s: float, *, more: bool
@@ -178,12 +179,14 @@ class Jobs:
         registration.users += 1
         if cache.device is not None:
             cache.device.retrieve_begins()
-        asked_s = time.monotonic()
+        asked_s, right_chunks = time.monotonic(), 0
         try:
             head = next(session.ids), registration.number, lease.number, word, generation, _patience_ms(due_s)
             request = Retrieve(*head, groups, more)
-            await session.ask(request, Retrieved, due_s)
+            reply = await session.ask(request, Retrieved, due_s)
             why = "doubt"
+            if reply.wrong_from != ALL_RIGHT:
+                why, right_chunks = "digest", reply.wrong_from
         except Trouble as trouble:
             self._note(session, "retrieve", asked_s, trouble)
             why = trouble.why
@@ -197,7 +200,7 @@ class Jobs:
             registration.leave()
         if state == DONE:
             return RetrieveResult(True, _bytes_of(cache, groups), "")
-        return RetrieveResult(False, 0, why)
+        return RetrieveResult(False, 0, why, right_chunks)
 
     async def _quiet(self, registration: Registration, word: int, generation: int) -> int:
         """The word's state once nobody can write the blocks any more."""

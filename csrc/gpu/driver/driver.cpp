@@ -284,6 +284,13 @@ void Driver::event_destroy(EventPointer event) const { KV_CALL(event_destroy, ev
 
 void Driver::event_record(EventPointer event, StreamPointer stream) const { KV_CALL(event_record, event, stream); }
 
+bool Driver::stream_done(StreamPointer stream) const {
+    const int code = calls_.stream_query(stream);
+    if (code == NOT_READY) return false;
+    check(code, NAMES.stream_query);
+    return true;
+}
+
 bool Driver::event_done(EventPointer event) const {
     const int code = calls_.event_query(event);
     if (code == NOT_READY) return false;

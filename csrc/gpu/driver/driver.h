@@ -127,6 +127,7 @@ class Driver {
     StreamPointer stream_create(bool high_priority) const;
     void stream_destroy(StreamPointer stream) const;
     void stream_wait(StreamPointer stream, EventPointer event) const;
+    bool stream_done(StreamPointer stream) const;  // false: not ready
     EventPointer event_create() const;
     void event_destroy(EventPointer event) const;
     void event_record(EventPointer event, StreamPointer stream) const;

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "gpu/driver/driver.h"
@@ -80,6 +81,8 @@ class DeviceMemory : public Owned<Address, &Driver::free> {
     static std::optional<DeviceMemory> take(const Driver& driver, uint64_t bytes);
     Address address() const { return get(); }
     uint64_t bytes() const { return bytes_; }
+    // Waits until its first bytes are these.
+    void fill(std::span<const std::byte> bytes) const;
 
   private:
     DeviceMemory(const Driver& driver, Address address, uint64_t bytes) : Owned(driver, address), bytes_(bytes) {}

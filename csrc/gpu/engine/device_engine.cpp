@@ -58,6 +58,7 @@ DeviceEngine::DeviceEngine(EngineOptions options)
     if (options_.threads < 1) bad_argument(format("threads=%d must be at least 1", options_.threads));
     const Current current(driver_, ordinal_);
     kernels_ = std::make_unique<Kernels>(driver_, ordinal_, options_.kernels);
+    tables_ = std::make_unique<DigestMemory>(driver_);
     arena_ = map_arena(options_.arena_fd, options_.arena_bytes);
     const LinkOptions link{unit_of(options_.slab_bytes), BOUNCE_BYTES, options_.threads};
     link_ = make_link(driver_, options_.arena_reach, arena_, link);
@@ -70,10 +71,10 @@ DeviceEngine::DeviceEngine(EngineOptions options)
 
 void DeviceEngine::start_pumps() {
     const uint64_t segment_bytes = options_.gather_segment_bytes;
-    gatherer_ = make_kernel_packer(driver_, *kernels_, Way::TO_HOST, segment_bytes);
-    scatterer_ = make_kernel_packer(driver_, *kernels_, Way::TO_DEVICE, segment_bytes);
-    store_tools_.emplace(DeviceTools{*link_, *gatherer_, arena_.bytes(), measured_.store.direct_from});
-    retrieve_tools_.emplace(DeviceTools{*link_, *scatterer_, arena_.bytes(), measured_.retrieve.direct_from});
+    gatherer_ = make_kernel_packer(driver_, *kernels_, *tables_, Way::TO_HOST, segment_bytes);
+    scatterer_ = make_kernel_packer(driver_, *kernels_, *tables_, Way::TO_DEVICE, segment_bytes);
+    store_tools_.emplace(DeviceTools{*link_, *gatherer_, arena_, measured_.store.direct_from});
+    retrieve_tools_.emplace(DeviceTools{*link_, *scatterer_, arena_, measured_.retrieve.direct_from});
     const PumpEvents events{[this](const DeviceJobPointer& job, Completion end) { ended(job, std::move(end)); },
                             [this](const std::string& message) { broken(message); }};
     store_pump_ = std::make_unique<Pump>("kv-pump-out", driver_, ordinal_, events);
@@ -220,6 +221,7 @@ void DeviceEngine::close() {
     gatherer_.reset();
     scatterer_.reset();
     link_.reset();
+    tables_.reset();
     kernels_.reset();
     arena_.unmap();
 }
@@ -327,6 +329,10 @@ std::shared_ptr<MappedDeviceCache> DeviceEngine::import(const MapOrder& order) {
     for (const DeviceBuffer& buffer : order.order.buffers) sizes.push_back(buffer.bytes);
     const auto cache =
         std::make_shared<MappedDeviceCache>(MappedDeviceCache{order.order.session, Layout(order.order.groups, sizes)});
+    for (const Group& group : cache->layout.groups()) {
+        prepare_digest(group.shard_bytes);
+        tables_->reach(group.shard_bytes);
+    }
     try {
         import_buffers(order.order, *cache);
         if (order.order.staging) import_staging(order, *cache);

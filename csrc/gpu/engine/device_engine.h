@@ -137,6 +137,7 @@ class DeviceEngine {
     const DeviceFacts device_;
     Mapping arena_;
     std::unique_ptr<Kernels> kernels_;
+    std::unique_ptr<DigestMemory> tables_;
     std::unique_ptr<Link> link_;
     std::unique_ptr<Packer> gatherer_, scatterer_;  // with our kernels
     KernelReport kernel_report_;

@@ -1,9 +1,12 @@
 #include "gpu/engine/device_job.h"
 
 #include <algorithm>
+#include <cinttypes>
+#include <iterator>
 #include <utility>
 
 #include "base/check.h"
+#include "base/digest.h"
 
 namespace kv::gpu {
 namespace {
@@ -11,7 +14,10 @@ namespace {
 // Bytes of one task of a direct job, and the number of tasks under way.
 constexpr uint64_t STRETCH_BYTES_MAX = 16 << 20;
 constexpr uint64_t STRETCH_COPIES = 4096;
-constexpr size_t STRETCHES_MAX = 3;
+constexpr std::ptrdiff_t STRETCHES_UNDER_WAY_MAX = 3;
+// The pump's thread sums no more between two looks at all jobs: about 100 us.
+constexpr uint64_t REST_BYTES_MAX = 1 << 20;
+constexpr int RESTS_MAX = 1024;
 
 // Adjacent slots become one copy: a copy engine needs about 2 us between two copies, as long as for 100 KiB.
 void append(std::vector<LinkCopy>& copies, const LinkCopy& next) {
@@ -51,7 +57,8 @@ bool DeviceJob::begin() {
         return false;
     }
     try {
-        shards_.emplace(cache_->layout, order_.groups, tools_.arena_bytes, order_.kind);
+        shards_.emplace(cache_->layout, order_.groups, tools_.arena.bytes(), order_.kind);
+        if (order_.digests) begin_sums();
     } catch (const Refusal& refusal) {
         halt(Status::INVALID, refusal.code, refusal.message);
         return false;
@@ -67,20 +74,35 @@ bool DeviceJob::begin() {
     return true;
 }
 
+void DeviceJob::begin_sums() {
+    for (const Shard& shard : shards_->shards()) {
+        if (shard.bytes <= DIGEST_PAYLOAD_BYTES_MAX) continue;
+        throw Refusal("sums", format("a shard of %" PRIu64 " bytes is too long for a digest", shard.bytes));
+    }
+    sums_.emplace(cache_->layout, order_.groups, order_.kind);
+}
+
 void DeviceJob::choose_mode() {
-    const uint64_t mean = shards_->mean_copy_bytes();
+    const bool direct = choose_direct(shards_->mean_copy_bytes());
+    if (direct && !sums_) return;
+    Packer* const clients = (order_.kind == JobKind::STORE ? cache_->gatherer : cache_->scatterer).get();
+    packer_ = allowed_ == JobMode::STAGED ? clients : &tools_.packer;
+    KV_ASSERT(packer_ != nullptr);
+    packer_->prepare(direct ? SegmentWork::SUM : sums_ ? SegmentWork::COPY_AND_SUM : SegmentWork::COPY);
+    cutter_.emplace(*shards_, cache_->layout, packer_->limits(), order_.kind);
+}
+
+// Plans a direct job; false: it is another one. mean: the length of its copies.
+bool DeviceJob::choose_direct(uint64_t mean) {
     const auto& [staged, bare] = tools_.direct_from;
     mode_ = mean >= (allowed_ == JobMode::STAGED ? staged : bare) ? JobMode::DIRECT : allowed_;
-    if (mode_ == JobMode::DIRECT) {
-        plan_.emplace(cache_->layout, order_.groups, tools_.arena_bytes, order_.kind);
-        stretch_bytes_ = std::clamp(mean * STRETCH_COPIES, SLOT_ALIGN, STRETCH_BYTES_MAX);
-        return;
-    }
-    Packer* const clients = (order_.kind == JobKind::STORE ? cache_->gatherer : cache_->scatterer).get();
-    packer_ = mode_ == JobMode::STAGED ? clients : &tools_.packer;
-    KV_ASSERT(packer_ != nullptr);
-    packer_->prepare();
-    cutter_.emplace(*shards_, cache_->layout, packer_->limits(), order_.kind);
+    if (mode_ != JobMode::DIRECT) return false;
+    plan_.emplace(cache_->layout, order_.groups, tools_.arena.bytes(), order_.kind);
+    stretch_bytes_ = std::clamp(mean * STRETCH_COPIES, SLOT_ALIGN, STRETCH_BYTES_MAX);
+    if (!sums_) return true;
+    const auto wanted = [this](const ShardRest& rest) { return sums_->wants(rest.shard); };
+    std::ranges::copy_if(plan_->rests(), std::back_inserter(rests_), wanted);
+    return true;
 }
 
 // ------------------------------------------------------------------ advance
@@ -97,6 +119,8 @@ bool DeviceJob::advance(bool alone) {
         flight = look == Look::LANDED || look == Look::GONE ? flights_.erase(flight) : std::next(flight);
     }
     while (!halted_ && !all_cut() && reached() && launch(alone)) moved = true;
+    while (!halted_ && launch_pass()) moved = true;
+    if (!halted_ && add_rest()) moved = true;
     return moved;
 }
 
@@ -121,14 +145,15 @@ bool DeviceJob::reached() {
 
 bool DeviceJob::copying() const {
     return std::any_of(flights_.begin(), flights_.end(), [this](const Flight& flight) {
-        return flight.stage == Flight::Stage::LINKING || mode_ == JobMode::SERVER_GATHER;
+        return flight.stage == Flight::Stage::LINKING || packer_ == &tools_.packer;
     });
 }
 
 bool DeviceJob::launch(bool alone) { return plan_ ? launch_stretch() : launch_segment(alone); }
 
 bool DeviceJob::launch_stretch() {
-    if (flights_.size() == STRETCHES_MAX) return false;
+    const auto is_stretch = [](const Flight& flight) { return flight.parts.empty(); };
+    if (std::ranges::count_if(flights_, is_stretch) == STRETCHES_UNDER_WAY_MAX) return false;
     const uint64_t end = std::min(next_ + stretch_bytes_, plan_->bytes());
     std::vector<PageCopy> pages;
     plan_->expand(next_, end, pages);
@@ -137,7 +162,7 @@ bool DeviceJob::launch_stretch() {
     for (const PageCopy& page : pages) {
         copies.push_back({cache_->bases[page.buffer] + page.buffer_offset, page.arena_offset, page.bytes});
     }
-    Flight& flight = flights_.emplace_back(Flight{Flight::Stage::LINKING, 0, {}, nullptr, end - next_});
+    Flight& flight = flights_.emplace_back(Flight{.stage = Flight::Stage::LINKING, .bytes = end - next_});
     next_ = end;
     flight.task = tools_.link.begin(way(), std::move(copies), nullptr);
     return true;
@@ -146,14 +171,49 @@ bool DeviceJob::launch_stretch() {
 bool DeviceJob::launch_segment(bool alone) {
     const std::optional<uint32_t> segment = packer_->claim();
     if (!segment) return false;
-    Flight& flight = flights_.emplace_back(Flight{Flight::Stage::PACKING, *segment, cutter_->next(alone), nullptr, 0});
+    Flight& flight = flights_.emplace_back(
+        Flight{.stage = Flight::Stage::PACKING, .segment = *segment, .parts = cutter_->next(alone)});
     for (const SegmentPart& part : flight.parts) flight.bytes += part.end - part.begin;
+    flight.work = work_of(flight.parts);
     if (order_.kind == JobKind::RETRIEVE) {
         link(flight, nullptr);
         return true;
     }
     pack(flight);
     if (const Event* const packed = packer_->packed(*segment)) link(flight, packed);
+    return true;
+}
+
+// Sums a segment's bytes of a direct job in the engine's memory.
+bool DeviceJob::launch_pass() {
+    if (!plan_ || !sums_ || cutter_->finished() || !reached_) return false;
+    if (order_.kind == JobKind::RETRIEVE && landed_bytes_ < plan_->bytes()) return false;
+    const std::optional<uint32_t> segment = packer_->claim();
+    if (!segment) return false;
+    std::vector<SegmentPart> parts = cutter_->next(/*alone=*/false);
+    std::erase_if(parts, [this](const SegmentPart& part) { return !sums_->wants(part.shard); });
+    if (parts.empty()) {
+        packer_->recycle(*segment);
+        return true;
+    }
+    Flight& flight = flights_.emplace_back(Flight{
+        .stage = Flight::Stage::PACKING, .segment = *segment, .parts = std::move(parts), .work = SegmentWork::SUM});
+    pack(flight);
+    return true;
+}
+
+// Sums some bytes of a direct job that are in none of its blocks. True: there may be more.
+bool DeviceJob::add_rest() {
+    if (next_rest_ == rests_.size() || !reached_) return false;
+    uint64_t room = REST_BYTES_MAX;
+    for (int count = 0; count < RESTS_MAX && room > 0 && next_rest_ < rests_.size(); ++count) {
+        ShardRest& rest = rests_[next_rest_];
+        const uint64_t bytes = std::min(rest.bytes, room);
+        sums_->add(rest.shard, kv::digest_sum({tools_.arena.data() + rest.arena_offset, bytes}, rest.in_shard));
+        rest = {rest.shard, rest.in_shard + bytes, rest.arena_offset + bytes, rest.bytes - bytes};
+        room -= bytes;
+        if (rest.bytes == 0) ++next_rest_;
+    }
     return true;
 }
 
@@ -165,7 +225,7 @@ void DeviceJob::pack(Flight& flight) {
         stretches.push_back({{shard.group, shard.first_in_chunk, shard.block_ids}, part.staging, part.begin, part.end});
     }
     flight.stage = Flight::Stage::PACKING;
-    packer_->begin(flight.segment, order_.job, {cache_->layout, cache_->bases}, stretches);
+    packer_->begin(flight.segment, order_.job, flight.work, {cache_->layout, cache_->bases}, stretches);
 }
 
 void DeviceJob::link(Flight& flight, const Event* after) {
@@ -196,7 +256,8 @@ DeviceJob::Look DeviceJob::look_at_packing(Flight& flight) {
         case PackState::DONE:
             break;
     }
-    if (order_.kind == JobKind::RETRIEVE) {
+    collect(flight);
+    if (order_.kind == JobKind::RETRIEVE || flight.work == SegmentWork::SUM) {
         packer_->recycle(flight.segment);
         return Look::LANDED;
     }
@@ -212,8 +273,59 @@ DeviceJob::Look DeviceJob::look_at_linking(Flight& flight) {
         pack(flight);
         return Look::MOVED;
     }
+    if (order_.kind == JobKind::STORE && flight.work != SegmentWork::COPY &&
+        packer_->packed(flight.segment) != nullptr) {
+        collect(flight);  // their kernel ended before the link began
+    }
     packer_->recycle(flight.segment);
     return order_.kind == JobKind::STORE ? Look::LANDED : Look::GONE;
+}
+
+// ------------------------------------------------------------------ sums
+
+SegmentWork DeviceJob::work_of(const std::vector<SegmentPart>& parts) const {
+    const auto wanted = [this](const SegmentPart& part) { return sums_->wants(part.shard); };
+    return sums_ && std::ranges::any_of(parts, wanted) ? SegmentWork::COPY_AND_SUM : SegmentWork::COPY;
+}
+
+// Adds the sums of a segment. A client's may be any numbers: those that no bytes have count as missing.
+void DeviceJob::collect(const Flight& flight) {
+    if (flight.work == SegmentWork::COPY) return;
+    const std::vector<DigestSum> sums = packer_->sums(flight.segment);
+    KV_ASSERT(sums.size() == flight.parts.size());
+    for (size_t index = 0; index < sums.size(); ++index) {
+        const SegmentPart& part = flight.parts[index];
+        const uint64_t left = flight.work == SegmentWork::SUM ? left_out(part) : 0;
+        const bool possible = sums[index].sum < DIGEST_PRIME && sums[index].bytes == part.end - part.begin - left;
+        if (possible) sums_->add(part.shard, sums[index]);
+    }
+}
+
+// Bytes of a direct job's part that are in none of its blocks.
+uint64_t DeviceJob::left_out(const SegmentPart& part) const {
+    const auto before = [](const ShardRest& rest, const SegmentPart& wanted) {
+        return std::pair(rest.shard, rest.in_shard + rest.bytes) <= std::pair(wanted.shard, wanted.begin);
+    };
+    const std::vector<ShardRest>& rests = plan_->rests();
+    uint64_t bytes = 0;
+    for (auto rest = std::lower_bound(rests.begin(), rests.end(), part, before);
+         rest != rests.end() && rest->shard == part.shard && rest->in_shard < part.end; ++rest) {
+        bytes += std::min(rest->in_shard + rest->bytes, part.end) - std::max(rest->in_shard, part.begin);
+    }
+    return bytes;
+}
+
+void DeviceJob::judge(Completion& completion) {
+    const auto fail = [&](const std::string& message) { halt(Status::FAILED, "digest", message); };
+    if (order_.kind == JobKind::STORE) {
+        std::optional<std::vector<uint64_t>> made = sums_->made();
+        if (!made) return fail("a sum of stored bytes is impossible");
+        completion.sums = std::move(*made);
+        return;
+    }
+    completion.wrong = sums_->wrong();
+    if (completion.wrong.empty()) return;
+    fail(format("%zu chunks have other bytes than were stored", completion.wrong.size()));
 }
 
 // ------------------------------------------------------------------ end
@@ -221,6 +333,8 @@ DeviceJob::Look DeviceJob::look_at_linking(Flight& flight) {
 Completion DeviceJob::end() {
     KV_ASSERT(!begun_ || finished());
     Completion completion{order_.job, status_};
+    if (status_ == Status::DONE && sums_) judge(completion);
+    completion.status = status_;
     completion.mode = name_of(mode_);
     if (begun_) {
         using std::chrono::nanoseconds;
@@ -233,6 +347,7 @@ Completion DeviceJob::end() {
         completion.bytes = shards_->page_bytes();
         if (!board_->swap(order_.word, order_.generation, WordState::SUBMITTED, WordState::DONE)) {
             completion.status = Status::ABANDONED;
+            completion.sums.clear();
         }
     } else if (submitted_) {
         // The swap fails if the client has abandoned the word.

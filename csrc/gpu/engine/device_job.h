@@ -1,5 +1,8 @@
 // One job on a device, from its queue to its end. It knows nothing of threads: the pump of its direction calls it.
 // Any thread may use stop() and the constants.
+//
+// With digests it sums every shard in the engine's memory (docs/gpu.md): packed jobs with each segment, direct jobs in
+// passes of their own, which a retrieve begins when its last byte has arrived.
 
 #pragma once
 
@@ -18,6 +21,7 @@
 #include "copy/copy_job.h"
 #include "copy/layout.h"
 #include "copy/plan.h"
+#include "copy/shard_sums.h"
 #include "gpu/engine/link.h"
 #include "gpu/engine/measure.h"
 #include "gpu/engine/packer.h"
@@ -47,7 +51,7 @@ struct MappedDeviceCache {
 struct DeviceTools {
     Link& link;
     Packer& packer;  // with our kernels
-    uint64_t arena_bytes;
+    const Mapping& arena;
     DirectFrom direct_from;  // compared with the mean length of a job's copies
 };
 
@@ -72,9 +76,9 @@ class DeviceJob {
     // Advances every part that can be now; true when any did. `alone`: no other job shares the segments of this one.
     // DriverError: the context is broken.
     bool advance(bool alone);
-    // All parts of the job are on their way.
+    // All bytes of the job are on their way.
     bool all_cut() const;
-    bool finished() const { return flights_.empty() && (halted_ || all_cut()); }
+    bool finished() const { return flights_.empty() && (halted_ || (all_cut() && summed())); }
     // A DMA or one of our kernels is under way: poll again soon.
     bool copying() const;
     // Sets the word's final state. Exactly once, after begin() was false or when finished().
@@ -85,27 +89,37 @@ class DeviceJob {
     struct Flight {
         enum class Stage { PACKING, LINKING };
         Stage stage;
-        uint32_t segment;                // of the packer
-        std::vector<SegmentPart> parts;  // empty: a stretch of a direct job
-        std::unique_ptr<LinkTask> task;
-        uint64_t bytes;
+        uint32_t segment = 0;                 // of the packer
+        std::vector<SegmentPart> parts = {};  // empty: a stretch of a direct job
+        SegmentWork work = SegmentWork::COPY;
+        std::unique_ptr<LinkTask> task = {};
+        uint64_t bytes = 0;  // that arrive with it
     };
 
     // The result of polling a flight.
     enum class Look { WAITS, MOVED, LANDED, GONE };
 
     bool reached();
+    void begin_sums();
     void choose_mode();
+    bool choose_direct(uint64_t mean);
     Way way() const { return order_.kind == JobKind::STORE ? Way::TO_HOST : Way::TO_DEVICE; }
     void halt(Status status, const std::string& code = {}, const std::string& message = {});
     bool launch(bool alone);
     bool launch_stretch();
     bool launch_segment(bool alone);
+    bool launch_pass();
+    bool add_rest();
     Look look_at(Flight& flight);
     Look look_at_packing(Flight& flight);
     Look look_at_linking(Flight& flight);
     void pack(Flight& flight);
     void link(Flight& flight, const Event* after);
+    SegmentWork work_of(const std::vector<SegmentPart>& parts) const;
+    void collect(const Flight& flight);
+    uint64_t left_out(const SegmentPart& part) const;
+    bool summed() const { return !sums_ || (cutter_->finished() && next_rest_ == rests_.size()); }
+    void judge(Completion& completion);
 
     const JobOrder order_;
     const JobMode allowed_;
@@ -123,8 +137,11 @@ class DeviceJob {
     std::optional<Plan> plan_;  // of a direct job
     uint64_t next_ = 0;         // where the next stretch of plan_ begins
     uint64_t stretch_bytes_ = 0;
-    std::optional<Cutter> cutter_;  // of the others
+    std::optional<Cutter> cutter_;  // of the others, and of a direct job's sums
     Packer* packer_ = nullptr;
+    std::optional<ShardSums> sums_;  // with digests
+    std::vector<ShardRest> rests_;   // of a direct job: what lies in the arena alone, to be summed here
+    size_t next_rest_ = 0;
     std::deque<Flight> flights_;
     uint64_t landed_bytes_ = 0;
     Status status_ = Status::DONE;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/digest.h"
 #include "copy/pattern.h"
 #include "gpu/engine/device_job.h"
 
@@ -24,6 +25,9 @@ constexpr uint64_t BLOCKS = 9, REGIONS = 3, PER_CHUNK = 2;
 // Pages as wide as the kernels' loads and narrower, down to single bytes.
 constexpr uint64_t PAGES[] = {4096, 136, 132, 66, 333};
 constexpr uint64_t SEED = 20240229;
+constexpr uint64_t SLOT_STEP = 8 * SLOT_ALIGN;
+
+constexpr uint64_t shard_bytes(uint64_t page) { return REGIONS * PER_CHUNK * page; }
 
 std::shared_ptr<MappedDeviceCache> make_cache(const DeviceMemory& pool) {
     std::vector<Group> groups;
@@ -38,16 +42,17 @@ std::shared_ptr<MappedDeviceCache> make_cache(const DeviceMemory& pool) {
     return cache;
 }
 
-// Two chunks of each group, in different slots for each group.
-std::vector<CopyGroup> copies_of(const std::vector<int32_t>& block_ids) {
+// Two chunks of each group, in different slots for each group. `sums`: of their shards.
+std::vector<CopyGroup> copies_of(const std::vector<int32_t>& block_ids, const std::vector<uint64_t>& sums) {
     std::vector<CopyGroup> copies;
     int64_t slot = 0;
     for (uint64_t group = 0; group < std::size(PAGES); ++group) {
         CopyGroup& copy = copies.emplace_back(CopyGroup{group, 0, block_ids, {}});
         for (uint64_t chunk = 0; chunk < block_ids.size() / PER_CHUNK; ++chunk) {
             copy.slots.push_back(slot);
-            slot += static_cast<int64_t>(8 * SLOT_ALIGN);
+            slot += static_cast<int64_t>(SLOT_STEP);
         }
+        if (!sums.empty()) copy.sums.assign(&sums[copies.size() * 2 - 2], &sums[copies.size() * 2 - 2] + 2);
     }
     return copies;
 }
@@ -73,14 +78,16 @@ class SelfTest {
           arena_(memory_.get(), ARENA_BYTES, "the self-test's arena"),
           board_(std::make_shared<Board>(words_.get(), WORD + 1)),
           link_(make_link(driver, arena_reach, arena_, {UNIT_BYTES, SEGMENT_BYTES, 1})),
-          gatherer_(make_kernel_packer(driver, kernels, Way::TO_HOST, SEGMENT_BYTES)),
-          scatterer_(make_kernel_packer(driver, kernels, Way::TO_DEVICE, SEGMENT_BYTES)),
+          tables_(driver),
+          gatherer_(make_kernel_packer(driver, kernels, tables_, Way::TO_HOST, SEGMENT_BYTES)),
+          scatterer_(make_kernel_packer(driver, kernels, tables_, Way::TO_DEVICE, SEGMENT_BYTES)),
           pool_(take_pool(driver)),
           seen_(driver, pool_.bytes()),
           expected_(pool_.bytes()),
           stream_(driver, false),
           event_(driver) {
         std::memset(arena_.data(), 0, ARENA_BYTES);
+        for (const uint64_t page : PAGES) tables_.reach(shard_bytes(page));
         link_->arena_ready(ARENA_BYTES);
         while (link_->prepare(/*wanted_only=*/false) == Prepared::ONE) continue;
     }
@@ -105,8 +112,14 @@ class SelfTest {
     }
 
     std::string round_trip(JobMode mode, const std::vector<int32_t>& from, const std::vector<int32_t>& to) {
-        if (std::string problem = run(JobKind::STORE, mode, from); !problem.empty()) return problem;
-        if (std::string problem = run(JobKind::RETRIEVE, mode, to); !problem.empty()) return problem;
+        const Completion stored = run(JobKind::STORE, mode, from, {});
+        if (stored.status != Status::DONE) return problem_of(stored, mode);
+        const std::vector<uint64_t> sums = sums_of_arena();
+        if (stored.sums != sums)
+            return format("bytes came back wrong, or their sums (%s, %s)", name_of(mode), link_->name().c_str());
+        if (std::string problem = flip_a_byte(mode, to, sums); !problem.empty()) return problem;
+        const Completion retrieved = run(JobKind::RETRIEVE, mode, to, sums);
+        if (retrieved.status != Status::DONE) return problem_of(retrieved, mode);
         move_blocks(expected_.data(), from, to);
         driver_.copy(Way::TO_HOST, seen_.data(), pool_.address(), pool_.bytes(), stream_.get());
         wait();
@@ -114,22 +127,45 @@ class SelfTest {
         return format("bytes came back wrong (%s, %s)", name_of(mode), link_->name().c_str());
     }
 
-    std::string run(JobKind kind, JobMode mode, const std::vector<int32_t>& block_ids) {
-        const DeviceTools tools{*link_, kind == JobKind::STORE ? *gatherer_ : *scatterer_, ARENA_BYTES, UINT64_MAX};
+    // A retrieve of a wrong byte must fail, and name its shard.
+    std::string flip_a_byte(JobMode mode, const std::vector<int32_t>& to, const std::vector<uint64_t>& sums) {
+        constexpr uint32_t SHARD = 3;
+        std::byte& flipped = arena_.data()[SHARD * SLOT_STEP + 77];
+        flipped ^= std::byte{16};
+        const Completion end = run(JobKind::RETRIEVE, mode, to, sums);
+        flipped ^= std::byte{16};
+        if (end.code == "digest" && end.wrong == std::vector<uint32_t>{SHARD}) return {};
+        return format("a flipped byte was not noticed (%s, %s)", name_of(mode), link_->name().c_str());
+    }
+
+    // As a processor adds them up.
+    std::vector<uint64_t> sums_of_arena() const {
+        std::vector<uint64_t> sums;
+        for (size_t shard = 0; shard < 2 * std::size(PAGES); ++shard) {
+            sums.push_back(kv::digest_sum({arena_.data() + shard * SLOT_STEP, shard_bytes(PAGES[shard / 2])}, 0).sum);
+        }
+        return sums;
+    }
+
+    Completion run(JobKind kind, JobMode mode, const std::vector<int32_t>& block_ids,
+                   const std::vector<uint64_t>& sums) {
+        const DeviceTools tools{*link_, kind == JobKind::STORE ? *gatherer_ : *scatterer_, arena_, UINT64_MAX};
         const uint64_t generation = board_->begin(WORD);
-        DeviceJob job({1, kind, 1, WORD, generation, copies_of(block_ids)}, mode, make_cache(pool_), board_, tools);
+        DeviceJob job({1, kind, 1, WORD, generation, copies_of(block_ids, sums), /*digests=*/true}, mode,
+                      make_cache(pool_), board_, tools);
         const auto deadline = std::chrono::steady_clock::now() + DEADLINE;
         if (job.begin()) {
             while (!job.finished()) {
-                if (!job.advance(/*alone=*/true) && std::chrono::steady_clock::now() > deadline) {
-                    return format("a %s job did not end (%s)", name_of(mode), link_->name().c_str());
-                }
+                if (job.advance(/*alone=*/true) || std::chrono::steady_clock::now() < deadline) continue;
+                return {1, Status::BROKEN, 0, 0, "timeout", "it did not end"};
             }
         }
-        const Completion end = job.end();
-        if (end.status == Status::DONE) return {};
-        return format("a %s job ended as %s: %s %s", name_of(mode), kv::name_of(end.status), end.code.c_str(),
-                      end.message.c_str());
+        return job.end();
+    }
+
+    std::string problem_of(const Completion& end, JobMode mode) const {
+        return format("a %s job ended as %s: %s %s (%s)", name_of(mode), kv::name_of(end.status), end.code.c_str(),
+                      end.message.c_str(), link_->name().c_str());
     }
 
     void wait() {
@@ -143,6 +179,7 @@ class SelfTest {
     Mapping arena_;
     std::shared_ptr<Board> board_;
     std::unique_ptr<Link> link_;
+    DigestMemory tables_;
     std::unique_ptr<Packer> gatherer_, scatterer_;
     DeviceMemory pool_;
     PinnedMemory seen_;

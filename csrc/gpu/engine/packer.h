@@ -29,18 +29,20 @@ struct Pool {
 class Packer {
   public:
     virtual ~Packer() = default;
-    // Makes the packer ready for use, which takes long the first time. Refusal("device-memory").
-    virtual void prepare() {}
+    // Makes the packer ready for such work, which takes long the first time. Refusal("device-memory").
+    virtual void prepare(SegmentWork) {}
     virtual SegmentLimits limits() const = 0;
     virtual Address segment_address(uint32_t segment) const = 0;
     // Claims the next free segment for the caller.
     virtual std::optional<uint32_t> claim() = 0;
-    // Packs a claimed segment. Pool and block ids need to live during the call only.
-    virtual void begin(uint32_t segment, uint64_t job, const Pool& pool,
+    // Packs a claimed segment, or sums its bytes in the pool. Pool and block ids need to live during the call only.
+    virtual void begin(uint32_t segment, uint64_t job, SegmentWork work, const Pool& pool,
                        const std::vector<StagedStretch>& stretches) = 0;
     virtual PackState poll(uint32_t segment) = 0;
     // An event that a DMA can wait for on the device instead of poll(); null if there is none.
     virtual const Event* packed(uint32_t segment) const = 0;
+    // The sum of each stretch of a segment that is DONE and was to be summed. A client's may be any numbers.
+    virtual std::vector<DigestSum> sums(uint32_t segment) = 0;
     // Frees a claimed segment that is DONE, FAULT or was never begun.
     virtual void recycle(uint32_t segment) = 0;
     // Gives up a segment that was begun. True: this process does not touch it any more, and it is no longer the
@@ -55,8 +57,9 @@ std::unique_ptr<Packer> make_ring_packer(RingPeer& ring, uint32_t lane, Address 
 // Packing with our own staging and kernels, for caches without staging. The kernels of two processes take turns on a
 // GPU, of milliseconds each. So segments are large, and each is one launch, to have few turns to wait for.
 //
-// prepare() allocates the staging memory, with smaller segments if there is not enough, but not below 16 MiB.
-std::unique_ptr<Packer> make_kernel_packer(const Driver& driver, const Kernels& kernels, Way way,
-                                           uint64_t segment_bytes);
+// prepare() allocates the staging memory, with smaller segments if there is not enough, but not below 16 MiB. None is
+// needed for SUM. Jobs with digests begin when the tables reach their shards.
+std::unique_ptr<Packer> make_kernel_packer(const Driver& driver, const Kernels& kernels, const DigestMemory& tables,
+                                           Way way, uint64_t segment_bytes);
 
 }  // namespace kv::gpu

@@ -78,7 +78,7 @@ std::vector<SegmentPart> Cutter::next(bool alone) {
     while (!finished()) {
         const Shard& shard = plan_.shards()[shard_];
         const uint64_t list_bytes = stretch_list_bytes(shard.block_ids.size());
-        if (list_bytes > list) break;
+        if (list_bytes > list || parts.size() == limits_.parts) break;
         const uint64_t end = end_within(shard, room - std::min(at, room), pieces);
         if (end == begin_) break;
         parts.push_back({static_cast<uint32_t>(shard_), begin_, end, static_cast<uint32_t>(at)});

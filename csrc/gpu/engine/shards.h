@@ -62,6 +62,7 @@ struct SegmentLimits {
     uint64_t bytes;
     uint64_t pieces;
     uint64_t list_bytes;  // of the list for a client: a head and block ids for each part
+    uint64_t parts = UINT64_MAX;
 };
 
 // Cuts a plan into segments, front to back. Parts begin and end at multiples of 4096 bytes of their shard, or with it,

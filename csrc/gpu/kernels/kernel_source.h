@@ -1,5 +1,5 @@
-// The kernels: pages of the KV pool gathered into a segment of staging, scattered from it, or summed for the digest of
-// a payload (base/digest.h), bit by bit as a CPU does it.
+// The kernels: pages of the KV pool gathered into a segment of staging or scattered from it. One kernel does either and
+// sums the same bytes for the digest of a payload (base/digest.h), bit by bit as a CPU does it.
 //
 // One source for all: NVRTC and nvcc, HIPRTC, clang for either vendor without any header, and g++, where it is an
 // ordinary loop for the simulated driver. A crew of 32 consecutive threads copies one piece; how many crews there are
@@ -81,8 +81,18 @@ KV_FUNCTION void add(Word64 to, Word64 number) {
     __atomic_fetch_add(reinterpret_cast<Word64*>(to), number, __ATOMIC_RELAXED);
 }
 
-// One thread is all lanes.
+// These two return what was there before.
+KV_FUNCTION Word64 add_one(Word64 to) { return __atomic_fetch_add(reinterpret_cast<Word64*>(to), 1, __ATOMIC_RELAXED); }
+KV_FUNCTION Word64 take(Word64 from) {
+    return __atomic_exchange_n(reinterpret_cast<Word64*>(from), 0, __ATOMIC_RELAXED);
+}
+
+// One thread is all crews, and all lanes.
+KV_FUNCTION void fence_before() {}
+KV_FUNCTION void fence_after() {}
+KV_FUNCTION void fence_for_host() {}
 KV_FUNCTION Word64 of_all_lanes(Word64 share) { return share; }
+KV_FUNCTION unsigned of_first_lane(unsigned number) { return number; }
 KV_FUNCTION bool is_first_lane() { return true; }
 
 #else
@@ -138,6 +148,24 @@ KV_FUNCTION void split(const Unit16& unit, unsigned (&words)[4]) {
 KV_FUNCTION void add(Word64 to, Word64 number) {
     asm volatile("red.global.add.u64 [%0], %1;" : : "l"(to), "l"(number) : "memory");
 }
+KV_FUNCTION Word64 add_one(Word64 to) {
+    Word64 before;
+    asm volatile("atom.global.add.u64 %0, [%1], 1;" : "=l"(before) : "l"(to) : "memory");
+    return before;
+}
+KV_FUNCTION Word64 take(Word64 from) {
+    Word64 before;
+    asm volatile("atom.global.exch.b64 %0, [%1], 0;" : "=l"(before) : "l"(from) : "memory");
+    return before;
+}
+KV_FUNCTION void fence_before() { asm volatile("fence.acq_rel.gpu;" : : : "memory"); }
+KV_FUNCTION void fence_after() { fence_before(); }
+KV_FUNCTION void fence_for_host() { asm volatile("membar.sys;" : : : "memory"); }
+KV_FUNCTION unsigned of_first_lane(unsigned number) {
+    asm volatile("shfl.sync.idx.b32 %0, %0, 0, 0x1f, 0xffffffff;" : "+r"(number) : : "memory");
+    asm volatile("bar.warp.sync 0xffffffff;" : : : "memory");  // it orders accesses of the lanes, a shuffle need not
+    return number;
+}
 template <unsigned APART>
 KV_FUNCTION unsigned of_lane(unsigned number) {
     asm volatile("shfl.sync.bfly.b32 %0, %0, %1, 0x1f, 0xffffffff;" : "+r"(number) : "n"(APART));
@@ -165,6 +193,18 @@ KV_FUNCTION void split(const Unit16& unit, unsigned (&words)[4]) {
 KV_FUNCTION void add(Word64 to, Word64 number) {
     __hip_atomic_fetch_add(reinterpret_cast<KV_GLOBAL Word64*>(to), number, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
+KV_FUNCTION Word64 add_one(Word64 to) {
+    return __hip_atomic_fetch_add(reinterpret_cast<KV_GLOBAL Word64*>(to), 1ull, __ATOMIC_RELAXED,
+                                  __HIP_MEMORY_SCOPE_AGENT);
+}
+KV_FUNCTION Word64 take(Word64 from) {
+    return __hip_atomic_exchange(reinterpret_cast<KV_GLOBAL Word64*>(from), 0ull, __ATOMIC_RELAXED,
+                                 __HIP_MEMORY_SCOPE_AGENT);
+}
+KV_FUNCTION void fence_before() { __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent"); }
+KV_FUNCTION void fence_after() { __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent"); }
+KV_FUNCTION void fence_for_host() { __builtin_amdgcn_fence(__ATOMIC_RELEASE, ""); }
+KV_FUNCTION unsigned of_first_lane(unsigned number) { return __builtin_amdgcn_ds_swizzle(number, 0); }
 // Within 32 lanes, as a crew is half of a wavefront: the upper five bits of the pattern are XORed to a lane's number.
 template <unsigned APART>
 KV_FUNCTION unsigned of_lane(unsigned number) {
@@ -309,8 +349,11 @@ KV_FUNCTION void end_row(Lane& lane, unsigned row) {
     lane.lower = lane.upper = {0, 0};
 }
 
-KV_FUNCTION void weigh(Lane& lane, const Unit16& unit, unsigned offset) {
-    const Columns columns = lane.columns[offset % ROW_BYTES / 16];
+KV_FUNCTION const Columns* columns_at(const Lane& lane, unsigned offset) {
+    return lane.columns + offset % ROW_BYTES / 16;
+}
+
+KV_FUNCTION void weigh(Lane& lane, const Unit16& unit, const Columns& columns) {
     unsigned words[4];
     split(unit, words);
     Word64 lower = 0, upper = 0;  // four products of 32 and 30 bits just fit
@@ -322,8 +365,12 @@ KV_FUNCTION void weigh(Lane& lane, const Unit16& unit, unsigned offset) {
     grow(lane.upper, upper);
 }
 
+KV_FUNCTION void weigh(Lane& lane, const Unit16& unit, unsigned offset) {
+    weigh(lane, unit, *columns_at(lane, offset));
+}
+
 KV_FUNCTION void weigh(Lane& lane, unsigned word, unsigned offset) {
-    const Columns* columns = lane.columns + offset % ROW_BYTES / 16;
+    const Columns* columns = columns_at(lane, offset);
     grow(lane.lower, product(word, columns->lower[offset / 4 % 4]));
     grow(lane.upper, product(word, columns->upper[offset / 4 % 4]));
 }
@@ -332,13 +379,13 @@ KV_FUNCTION void weigh(Lane& lane, unsigned char byte, unsigned offset) {
     weigh(lane, (unsigned)byte << 8 * (offset % 4), offset);
 }
 
+// to: where the units are copied as well, or 0.
 template <typename Unit>
-KV_FUNCTION void sum_units(Lane& lane, Word64 from, unsigned offset, unsigned bytes, unsigned number) {
+KV_FUNCTION void sum_units(Lane& lane, Word64 to, Word64 from, unsigned offset, unsigned bytes, unsigned number) {
     constexpr unsigned STEP = CREW_LANES * sizeof(Unit);
     static_assert(ROW_BYTES / STEP <= 1 << (64 - TOP_SHIFT));
     unsigned at = number * sizeof(Unit);
     while (at < bytes) {
-        const unsigned row = (offset + at) / ROW_BYTES;
         const unsigned left = ROW_BYTES - (offset + at) % ROW_BYTES;
         const unsigned end = left < bytes - at ? at + left : bytes;
         if constexpr (sizeof(Unit) == 16) {
@@ -348,47 +395,59 @@ KV_FUNCTION void sum_units(Lane& lane, Word64 from, unsigned offset, unsigned by
                 read(second, from + at + STEP);
                 read(third, from + at + 2 * STEP);
                 read(fourth, from + at + 3 * STEP);
-                weigh(lane, first, offset + at);
-                weigh(lane, second, offset + at + STEP);
-                weigh(lane, third, offset + at + 2 * STEP);
-                weigh(lane, fourth, offset + at + 3 * STEP);
+                if (to != 0) {
+                    write(to + at, first);
+                    write(to + at + STEP, second);
+                    write(to + at + 2 * STEP, third);
+                    write(to + at + 3 * STEP, fourth);
+                }
+                const Columns* const columns = columns_at(lane, offset + at);
+                weigh(lane, first, columns[0]);
+                weigh(lane, second, columns[STEP / 16]);
+                weigh(lane, third, columns[2 * STEP / 16]);
+                weigh(lane, fourth, columns[3 * STEP / 16]);
             }
         }
         for (; at < end; at += STEP) {
             Unit unit;
             read(unit, from + at);
+            if (to != 0) write(to + at, unit);
             weigh(lane, unit, offset + at);
         }
-        end_row(lane, row);
+        end_row(lane, (offset + end - 1) / ROW_BYTES);
     }
 }
 
 // Widths as for copies, but for those of 8 and 2 bytes. Only the widest has several loads in flight: pages whose bytes
 // are no multiple of 16 are rare, and code takes time to compile.
-KV_FUNCTION void sum_share(Lane& lane, Word64 from, unsigned offset, unsigned bytes, unsigned number) {
-    const Word64 all = from | offset | bytes;
+KV_FUNCTION void sum_share(Lane& lane, Word64 to, Word64 from, unsigned offset, unsigned bytes, unsigned number) {
+    const Word64 all = to | from | offset | bytes;
     if (all % 16 == 0) {
-        sum_units<Unit16>(lane, from, offset, bytes, number);
+        sum_units<Unit16>(lane, to, from, offset, bytes, number);
     } else if (all % 4 == 0) {
-        sum_units<unsigned>(lane, from, offset, bytes, number);
+        sum_units<unsigned>(lane, to, from, offset, bytes, number);
     } else {
-        sum_units<unsigned char>(lane, from, offset, bytes, number);
+        sum_units<unsigned char>(lane, to, from, offset, bytes, number);
     }
 }
 
-KV_FUNCTION void add_shares(Word64 sums, unsigned index, Word64 share, unsigned bytes) {
+KV_FUNCTION Word64 shares_at(const DigestTotals& totals, unsigned sum) {
+    const Word64 at = totals.shares + (Word64)sum * sizeof(DigestShares);
+    return (Word64)(KV_RESOLVE(at, sizeof(DigestShares), true));
+}
+
+KV_FUNCTION void add_shares(const DigestTotals& totals, unsigned index, Word64 share, unsigned bytes) {
     const Word64 sum = of_all_lanes(share);
     if (!is_first_lane()) return;
-    const Word64 to = sums + (Word64)index * sizeof(DigestShares);
-    const Word64 place = (Word64)(KV_RESOLVE(to, sizeof(DigestShares), true));
+    const Word64 place = shares_at(totals, index);
     add(place, sum & ((1ull << DIGEST_LOW_BITS) - 1));
     add(place + 8, sum >> DIGEST_LOW_BITS);
     add(place + 16, bytes);
 }
 
 // A crew takes neighbours in the list, which mostly belong to one sum: that is touched once then.
-KV_FUNCTION void sum_pieces(const DigestPiece* pieces, unsigned count, Lane lane, Word64 sums, unsigned crews,
-                            unsigned crew) {
+KV_FUNCTION void sum_pieces(const DigestPiece* pieces, unsigned count, Lane lane, const DigestTotals& totals,
+                            unsigned crews, unsigned crew) {
     const unsigned more = count % crews;  // crews have a piece more than the others
     const unsigned begin = count / crews * crew + (crew < more ? crew : more);
     const unsigned end = begin + count / crews + (crew < more);
@@ -398,20 +457,57 @@ KV_FUNCTION void sum_pieces(const DigestPiece* pieces, unsigned count, Lane lane
     for (unsigned index = begin; index < end; ++index) {
         const DigestPiece piece = next;
         if (index + 1 < end) next = pieces[index + 1];
-        const Word64 pool = (Word64)(KV_RESOLVE(piece.pool, piece.bytes, false));
-        KV_EACH_LANE(number) sum_share(lane, pool, piece.offset, piece.bytes, number);
+        const Word64 from = (Word64)(KV_RESOLVE(piece.from, piece.bytes, false));
+        const Word64 to = piece.to == 0 ? 0 : (Word64)(KV_RESOLVE(piece.to, piece.bytes, true));
+        KV_EACH_LANE(number) sum_share(lane, to, from, piece.offset, piece.bytes, number);
         bytes += piece.bytes;
         if (index + 1 < end && next.sum == piece.sum) continue;
-        add_shares(sums, piece.sum, lane.sum, bytes);
+        add_shares(totals, piece.sum, lane.sum, bytes);
         lane.sum = bytes = 0;
     }
 }
 
-// columns, rows: the tables B and A. sums: DigestShares in device memory.
-KV_KERNEL void kv_digest(const DigestPiece* pieces, unsigned count, const Columns* columns, Word64 rows, Word64 sums,
-                         unsigned crews) {
+// Whether all other crews have added their shares: each adds them, and then to the counter.
+KV_FUNCTION bool ends_last(const DigestTotals& totals, unsigned crews) {
+    unsigned last = 0;
+    if (is_first_lane()) {
+        const Word64 counter = (Word64)(KV_RESOLVE(totals.counter, sizeof(Word64), true));
+        fence_before();
+        last = add_one(counter) == crews - 1;
+        if (last) take(counter);
+    }
+    if (of_first_lane(last) == 0) return false;
+    fence_after();
+    return true;
+}
+
+// Shares are read and zeroed by one atomic access, which no cache of a multiprocessor answers.
+KV_FUNCTION void report(const DigestTotals& totals, unsigned sum) {
+    const Word64 from = shares_at(totals, sum);
+    const Word64 at = totals.reports + (Word64)sum * sizeof(DigestReport);
+    const Word64 to = (Word64)(KV_RESOLVE(at, sizeof(DigestReport), true));
+    const Word64 low = take(from), high = take(from + 8), bytes = take(from + 16);
+    write(to, low);
+    write(to + 8, high);
+    write(to + 16, bytes);
+    write(to + 24, (Word64)totals.launch);
+}
+
+KV_FUNCTION void report_all(const DigestTotals& totals) {
+    KV_EACH_LANE(lane) {
+        for (unsigned sum = lane; sum < totals.sums; sum += CREW_LANES) report(totals, sum);
+    }
+    fence_for_host();
+}
+
+// columns, rows: the tables B and A. The crew that ends last reports: a copy would wait behind others for the link.
+KV_KERNEL void kv_digest(const DigestPiece* pieces, unsigned count, const Columns* columns, Word64 rows,
+                         DigestTotals totals, unsigned crews) {
     const Lane lane = {columns, rows, 0, {0, 0}, {0, 0}};
-    KV_EACH_CREW(crew, crews) sum_pieces(pieces, count, lane, sums, crews, crew);
+    KV_EACH_CREW(crew, crews) {
+        sum_pieces(pieces, count, lane, totals, crews, crew);
+        if (ends_last(totals, crews)) report_all(totals);
+    }
 }
 
 }  // namespace kv::gpu

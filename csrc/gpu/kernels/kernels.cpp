@@ -91,13 +91,12 @@ void Kernels::launch(Way way, Address pieces, uint32_t count, Address segment, c
     driver_.launch(way == Way::TO_HOST ? gather_ : scatter_, blocks, THREADS, stream.get(), arguments);
 }
 
-void Kernels::digest(Address pieces, uint32_t count, const DigestTables& tables, Address sums,
+void Kernels::digest(Address pieces, uint32_t count, const DigestTables& tables, DigestTotals totals,
                      const Stream& stream) const {
-    if (count == 0) return;
-    const unsigned blocks = blocks_for(count);
+    const unsigned blocks = std::max(1u, blocks_for(count));  // without pieces it reports zeros
     unsigned crews = blocks * CREWS_OF_A_BLOCK;
     Address columns = tables.columns, rows = tables.rows;
-    void* arguments[] = {&pieces, &count, &columns, &rows, &sums, &crews};
+    void* arguments[] = {&pieces, &count, &columns, &rows, &totals, &crews};
     driver_.launch(digest_, blocks, THREADS, stream.get(), arguments);
 }
 

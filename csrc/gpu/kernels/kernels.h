@@ -9,6 +9,7 @@
 #include "base/digest.h"
 #include "gpu/driver/driver.h"
 #include "gpu/driver/handles.h"
+#include "gpu/kernels/digest_tables.h"
 #include "gpu/kernels/piece.h"
 
 namespace kv::gpu {
@@ -24,12 +25,6 @@ struct KernelOptions {
     std::string cache_dir;    // "" = none
 };
 
-// digest_columns() and digest_rows() in device memory. There is a row for each that a piece touches.
-struct DigestTables {
-    Address columns;
-    Address rows;
-};
-
 // The sum of these shares, which kv_digest added up.
 DigestSum digest_sum(const DigestShares& shares);
 
@@ -41,13 +36,14 @@ class Kernels {
 
     const KernelReport& report() const { return report_; }
 
-    // Enqueues the copy of `count` pieces: TO_HOST gathers from pool to staging, TO_DEVICE scatters. `pieces`: device
-    // address of their list, which must stay until the copy ended.
+    // Enqueues the copy of `count` pieces without sums: TO_HOST gathers from pool to staging, TO_DEVICE scatters.
+    // `pieces`: device address of their list, which must stay until the copy ended.
     void launch(Way way, Address pieces, uint32_t count, Address segment, const Stream& stream) const;
 
-    // Enqueues the reading of `count` pieces. Each is added to one of `sums`, which must lie in device memory: atomic
-    // additions to host memory are not for every link. The pieces' list must stay until the end.
-    void digest(Address pieces, uint32_t count, const DigestTables& tables, Address sums, const Stream& stream) const;
+    // Enqueues the sums of `count` pieces, perhaps of none, and their copies. Launches with the same totals must not
+    // overlap, nor follow one that failed. The pieces' list must stay until the end.
+    void digest(Address pieces, uint32_t count, const DigestTables& tables, DigestTotals totals,
+                const Stream& stream) const;
 
   private:
     unsigned blocks_for(uint32_t count) const;

@@ -1,5 +1,5 @@
-// A piece: what one crew of threads copies at a time between a page in the KV pool and a segment of staging, or reads
-// for the digest of a payload.
+// A piece: what one crew of threads copies at a time between a page in the KV pool and a segment of staging, sums for
+// the digest of a payload, or both.
 //
 // Included by kernels as well, which are compiled without any header: there is no #include here.
 
@@ -14,20 +14,36 @@ struct Piece {
     unsigned bytes;
 };
 
-// 16 bytes as well.
+// 24 bytes. It is read once for both, its copy and its sum.
 struct DigestPiece {
-    unsigned long long pool;
-    unsigned offset;  // in its payload
+    unsigned long long from;  // device address
+    unsigned long long to;    // where it is copied; 0: it is not
+    unsigned offset;          // in its payload
     unsigned short bytes;
     unsigned short sum;  // which of the sums it is added to
 };
 
-// What is added up of some pieces; kernels.h makes a DigestSum of it. Zero before the first. 2^31 * high + low is the
-// sum, so that two ordinary additions of 64 bits count 2^33 shares before one overflows.
+// What is added up of some pieces; kernels.h makes a DigestSum of it. 2^31 * high + low is the sum, so that two
+// ordinary additions of 64 bits count 2^33 shares before one overflows.
 struct DigestShares {
     unsigned long long low;
     unsigned long long high;
     unsigned long long bytes;
+};
+
+// What the host reads. The number tells it which launch wrote this.
+struct DigestReport {
+    DigestShares shares;
+    unsigned long long launch;
+};
+
+// Where a launch adds up its sums, and where it reports them. Addresses are the device's.
+struct DigestTotals {
+    unsigned long long shares;   // DigestShares of each sum, in device memory: zeros before and afterwards
+    unsigned long long counter;  // 8 bytes likewise: the crews that have ended
+    unsigned long long reports;  // DigestReport of each sum, in host memory
+    unsigned long long launch;   // another number than in the reports that lie there
+    unsigned sums;
 };
 
 constexpr unsigned DIGEST_LOW_BITS = 31;

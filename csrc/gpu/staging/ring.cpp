@@ -6,6 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cinttypes>
 #include <climits>
 #include <ctime>
@@ -15,16 +16,19 @@
 namespace kv::gpu {
 namespace {
 
-constexpr uint64_t MAGIC = 0x3130474e4952564b;  // "KVRING01"
+constexpr uint64_t MAGIC = 0x3230474e4952564b;  // "KVRING02"
 constexpr uint64_t HEADER_BYTES = 4096;
 constexpr uint64_t CELLS = LANES * SEGMENTS;
 constexpr uint64_t LISTS_OFFSET = HEADER_BYTES + CELLS * sizeof(SegmentCell);
+constexpr uint64_t SUMS_OFFSET = LISTS_OFFSET + CELLS * LIST_BYTES;
+constexpr uint64_t SUMS_BYTES = STRETCHES_MAX * sizeof(DigestSum);  // of one segment
 constexpr uint64_t PAGE_BYTES = 4096;
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free,
               "a lock inside shared memory would die with its owner");
 static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "the kernel waits on this word");
 static_assert(sizeof(RingHeader) <= HEADER_BYTES && LISTS_OFFSET % 8 == 0 && LIST_BYTES % 8 == 0);
+static_assert(sizeof(std::atomic<SegmentWork>) == sizeof(SegmentWork));
 
 constexpr uint64_t pack(uint64_t sequence, SegmentState state) { return sequence << 8 | static_cast<uint64_t>(state); }
 
@@ -56,7 +60,7 @@ int checked_ring(int fd) {
 
 }  // namespace
 
-uint64_t ring_bytes() { return (LISTS_OFFSET + CELLS * LIST_BYTES + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES; }
+uint64_t ring_bytes() { return (SUMS_OFFSET + CELLS * SUMS_BYTES + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES; }
 
 RingHeader& RingMemory::header() const { return *reinterpret_cast<RingHeader*>(mapping_.data()); }
 
@@ -68,6 +72,11 @@ SegmentCell& RingMemory::cell(uint32_t lane, uint32_t segment) const {
 std::byte* RingMemory::list(uint32_t lane, uint32_t segment) const {
     KV_ASSERT(lane < LANES && segment < SEGMENTS);
     return mapping_.data() + LISTS_OFFSET + (lane * SEGMENTS + segment) * LIST_BYTES;
+}
+
+DigestSum* RingMemory::sums(uint32_t lane, uint32_t segment) const {
+    KV_ASSERT(lane < LANES && segment < SEGMENTS);
+    return reinterpret_cast<DigestSum*>(mapping_.data() + SUMS_OFFSET + (lane * SEGMENTS + segment) * SUMS_BYTES);
 }
 
 // ---------------------------------------------------------------- client
@@ -89,9 +98,9 @@ std::optional<RingOwner::Asked> RingOwner::take(uint32_t lane) {
         if (word != pack(sequence, SegmentState::ASKED)) continue;
         if (!swap(cell, sequence, SegmentState::ASKED, pack(sequence, SegmentState::TAKEN))) continue;  // withdrawn
         next_[lane] = (segment + 1) % SEGMENTS;
-        Asked asked{lane, segment, sequence, cell.job.load(), {}};
+        Asked asked{lane, segment, sequence, cell.job.load(), cell.work.load(), {}};
         const uint32_t bytes = cell.list_bytes.load();
-        if (bytes <= LIST_BYTES) {
+        if (bytes <= LIST_BYTES && asked.work <= SegmentWork::SUM) {
             const std::byte* const list = memory_.list(lane, segment);
             asked.list.assign(list, list + bytes);
         }
@@ -100,7 +109,9 @@ std::optional<RingOwner::Asked> RingOwner::take(uint32_t lane) {
     return std::nullopt;
 }
 
-void RingOwner::done(uint32_t lane, uint32_t segment, uint64_t sequence) {
+void RingOwner::done(uint32_t lane, uint32_t segment, uint64_t sequence, std::span<const DigestSum> sums) {
+    KV_ASSERT(sums.size() <= STRETCHES_MAX);
+    std::ranges::copy(sums, memory_.sums(lane, segment));
     swap(memory_.cell(lane, segment), sequence, SegmentState::TAKEN, pack(sequence, SegmentState::DONE));
 }
 
@@ -145,13 +156,19 @@ RingPeer::RingPeer(int fd, uint64_t segment_bytes) : memory_(checked_ring(fd), "
     }
 }
 
-bool RingPeer::ask(uint32_t lane, uint32_t segment, uint64_t job, std::span<const StagedStretch> stretches) {
+bool RingPeer::ask(uint32_t lane, uint32_t segment, uint64_t job, SegmentWork work,
+                   std::span<const StagedStretch> stretches) {
     SegmentCell& cell = memory_.cell(lane, segment);
     const uint64_t sequence = sequences_[lane][segment];
     if (cell.word.load() != pack(sequence, SegmentState::EMPTY)) return false;
     cell.job.store(job);
     cell.list_bytes.store(pack_stretches(stretches, {memory_.list(lane, segment), LIST_BYTES}));
     cell.fault.store(0);
+    cell.work.store(work);
+    if (work != SegmentWork::COPY) {
+        // A client that writes no sums shall not end with those of a segment before.
+        std::fill_n(memory_.sums(lane, segment), stretches.size(), DigestSum{NO_DIGEST, 0});
+    }
     if (!swap(cell, sequence, SegmentState::EMPTY, pack(sequence, SegmentState::ASKED))) return false;
     RingHeader& header = memory_.header();
     header.bell.fetch_add(1);
@@ -164,6 +181,12 @@ SegmentState RingPeer::state(uint32_t lane, uint32_t segment) const {
     const auto state = static_cast<SegmentState>(word & 0xff);
     const bool known = word >> 8 == sequences_[lane][segment] && state <= SegmentState::FAULT;
     return known ? state : SegmentState::FAULT;
+}
+
+std::vector<DigestSum> RingPeer::sums(uint32_t lane, uint32_t segment, size_t count) const {
+    KV_ASSERT(count <= STRETCHES_MAX);
+    const DigestSum* const sums = memory_.sums(lane, segment);
+    return {sums, sums + count};
 }
 
 bool RingPeer::withdraw(uint32_t lane, uint32_t segment) {

@@ -1,8 +1,8 @@
 // The staging ring, through which mover and client pass segments of staging to each other without messages or waits.
 //
-// A memfd that both map: a header, then for each lane (store, retrieve) its segments' cells and lists. A cell's word is
-// sequence << 8 | state; every change is one sequentially consistent compare-and-swap, so either side may be killed or
-// stopped at any instruction:
+// A memfd that both map: a header, then for each lane (store, retrieve) its segments' cells, lists and sums. A cell's
+// word is sequence << 8 | state; every change is one sequentially consistent compare-and-swap, so either side may be
+// killed or stopped at any instruction:
 //
 //   EMPTY ─► ASKED ─► TAKEN ─► DONE | FAULT ─► EMPTY of the next sequence
 //              └──────────────────────────────► EMPTY of the next sequence (withdrawn)
@@ -11,7 +11,10 @@
 // ASKED. Store: ASKED = gather these into your segment, DONE = the bytes are in staging. Retrieve: ASKED = the bytes
 // are in staging, scatter them; DONE = they are in the KV blocks. One ring serves one registration and dies with it.
 //
-// The mover trusts no word of the ring: an unexpected value is a FAULT. The client checks the lists.
+// An ask can want the sum of each stretch as well (base/digest.h), or nothing else. The sums are written before DONE.
+//
+// The mover trusts no word of the ring: an unexpected value is a FAULT, and an impossible sum is a wrong one. The
+// client checks the lists.
 
 #pragma once
 
@@ -22,6 +25,7 @@
 #include <span>
 #include <vector>
 
+#include "base/digest.h"
 #include "base/shared_memory.h"
 #include "gpu/staging/stretches.h"
 
@@ -43,6 +47,9 @@ constexpr uint64_t segment_offset(uint32_t lane, uint32_t segment, uint64_t segm
 
 enum class SegmentState : uint8_t { EMPTY = 0, ASKED = 1, TAKEN = 2, DONE = 3, FAULT = 4 };
 
+// The work of an ask. SUM: nothing is copied, and nothing lies in staging.
+enum class SegmentWork : uint32_t { COPY = 0, COPY_AND_SUM = 1, SUM = 2 };
+
 // Reasons of a client's FAULT.
 constexpr uint32_t FAULT_LIST = 1;    // the list does not fit the registration
 constexpr uint32_t FAULT_DRIVER = 2;  // the client's driver failed
@@ -59,6 +66,7 @@ struct alignas(64) SegmentCell {
     std::atomic<uint64_t> job;
     std::atomic<uint32_t> list_bytes;
     std::atomic<uint32_t> fault;
+    std::atomic<SegmentWork> work;
 };
 static_assert(sizeof(SegmentCell) == 64);
 
@@ -72,6 +80,7 @@ class RingMemory {
     RingHeader& header() const;
     SegmentCell& cell(uint32_t lane, uint32_t segment) const;
     std::byte* list(uint32_t lane, uint32_t segment) const;
+    DigestSum* sums(uint32_t lane, uint32_t segment) const;  // STRETCHES_MAX
     const Mapping& mapping() const { return mapping_; }
 
   private:
@@ -91,11 +100,13 @@ class RingOwner {
         uint32_t segment;
         uint64_t sequence;
         uint64_t job;
-        std::vector<std::byte> list;  // a copy; empty when the length in the ring was impossible
+        SegmentWork work;
+        std::vector<std::byte> list;  // a copy; empty when its length or the work in the ring was impossible
     };
     // Takes the next ASKED segment of the lane, which becomes TAKEN; in the order of the segments.
     std::optional<Asked> take(uint32_t lane);
-    void done(uint32_t lane, uint32_t segment, uint64_t sequence);
+    // sums: of the stretches, if they were asked for.
+    void done(uint32_t lane, uint32_t segment, uint64_t sequence, std::span<const DigestSum> sums);
     void fault(uint32_t lane, uint32_t segment, uint64_t sequence, uint32_t code);
 
     // Sleeps until a segment is ASKED, the bell rings, or the time is over.
@@ -119,8 +130,10 @@ class RingPeer {
     RingPeer(int fd, uint64_t segment_bytes);
 
     // EMPTY → ASKED, and rings the bell. False: not EMPTY. The caller has bounded the list to LIST_BYTES.
-    bool ask(uint32_t lane, uint32_t segment, uint64_t job, std::span<const StagedStretch> stretches);
+    bool ask(uint32_t lane, uint32_t segment, uint64_t job, SegmentWork work, std::span<const StagedStretch> stretches);
     SegmentState state(uint32_t lane, uint32_t segment) const;
+    // The sums of the first `count` stretches of a segment that is DONE: any numbers that the client wrote.
+    std::vector<DigestSum> sums(uint32_t lane, uint32_t segment, size_t count) const;
     // ASKED → EMPTY. False: the client has taken it, and DONE or FAULT will come.
     bool withdraw(uint32_t lane, uint32_t segment);
     // DONE or FAULT → EMPTY.

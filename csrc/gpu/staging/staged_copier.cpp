@@ -17,6 +17,7 @@
 #include "base/check.h"
 #include "base/threads.h"
 #include "gpu/driver/handles.h"
+#include "gpu/staging/digest_passes.h"
 #include "gpu/staging/expand.h"
 
 namespace kv::gpu {
@@ -49,6 +50,7 @@ struct Slot {
     Event event;
     std::shared_ptr<Ring> ring;
     uint64_t sequence = 0;
+    SegmentWork work = SegmentWork::COPY;
     uint64_t number = 0;  // counts segments taken in the lane, from 1; 0: idle. Guarded by the mutex
 };
 
@@ -73,9 +75,12 @@ struct StagedCopier::Work {
           handle(driver.ipc_get(staging.address())),
           kernels(driver, ordinal, options.kernels),
           piece_lists(driver, LANES * SEGMENTS * PIECE_LIST_BYTES),
+          tables(driver),
+          passes(driver, LANES * SEGMENTS, PIECES_MAX, STRETCHES_MAX),
           event(create_eventfd()) {
         for (uint32_t index = 0; index < LANES * SEGMENTS; ++index) slots.emplace_back(driver);
         pieces.reserve(PIECES_MAX);
+        tables.reach(options.shard_bytes);
     }
 
     // ------------------------------------------------------------ the thread
@@ -125,6 +130,7 @@ struct StagedCopier::Work {
         Slot& mine = slot(lane, asked->segment);
         mine.ring = std::move(from);
         mine.sequence = asked->sequence;
+        mine.work = asked->work;
         try {
             if (is_broken) {
                 end(lane, asked->segment, FAULT_DRIVER);
@@ -140,25 +146,41 @@ struct StagedCopier::Work {
 
     // Launches the kernel for a list. False: the list is invalid.
     bool launch(const RingOwner::Asked& asked, Slot& mine) {
-        const Ring& from = *mine.ring;
+        const uint32_t index = asked.lane * SEGMENTS + asked.segment;
+        const Address segment = staging.address() + segment_offset(asked.lane, asked.segment, segment_bytes);
+        const PassCopy copy = {asked.lane == STORE_LANE ? Way::TO_HOST : Way::TO_DEVICE, segment};
+        const bool copies = asked.work != SegmentWork::SUM;
+        if (!expand_list(asked, *mine.ring, index, copies ? std::optional(copy) : std::nullopt)) return false;
+        if (asked.work == SegmentWork::COPY) {
+            const uint64_t list = index * PIECE_LIST_BYTES;
+            std::ranges::copy(std::as_bytes(std::span(pieces)), piece_lists.data() + list);  // perhaps none
+            const auto count = static_cast<uint32_t>(pieces.size());
+            kernels.launch(copy.way, piece_lists.address() + list, count, segment, mine.stream);
+        } else {
+            passes.launch(index, kernels, tables.get(), mine.stream);
+        }
+        mine.event.record(mine.stream);
+        return true;
+    }
+
+    // Lists the pieces that are only copied, or those that are summed. copy: as in DigestPasses::add().
+    bool expand_list(const RingOwner::Asked& asked, const Ring& from, uint32_t index,
+                     const std::optional<PassCopy>& copy) {
         pieces.clear();
+        passes.begin(index);
         try {
             for (const StagedStretch& stretch : unpack_stretches(asked.list, from.layout, segment_bytes)) {
                 const auto& [shard, offset, begin, end] = stretch;
+                const size_t first = pieces.size();
                 if (!expand(from.layout, shard, begin, end, offset, from.bases, pieces)) return false;
+                if (asked.work == SegmentWork::COPY) continue;
+                if (end > DIGEST_PAYLOAD_BYTES_MAX) return false;
+                passes.begin_sum(index);
+                if (!passes.add(index, stretch, std::span(pieces).subspan(first), copy)) return false;
             }
         } catch (const Refusal&) {
             return false;
         }
-        const uint64_t list = (asked.lane * SEGMENTS + asked.segment) * PIECE_LIST_BYTES;
-        std::ranges::copy(std::as_bytes(std::span(pieces)), piece_lists.data() + list);  // perhaps none
-        const auto way = asked.lane == STORE_LANE ? Way::TO_HOST : Way::TO_DEVICE;
-        const Address segment = staging.address() + segment_offset(asked.lane, asked.segment, segment_bytes);
-        if (!pieces.empty()) {
-            kernels.launch(way, piece_lists.address() + list, static_cast<uint32_t>(pieces.size()), segment,
-                           mine.stream);
-        }
-        mine.event.record(mine.stream);
         return true;
     }
 
@@ -186,7 +208,10 @@ struct StagedCopier::Work {
     void end(uint32_t lane, uint32_t segment, uint32_t fault) {
         Slot& mine = slot(lane, segment);
         if (fault == 0) {
-            mine.ring->owner.done(lane, segment, mine.sequence);
+            const bool summed = mine.work != SegmentWork::COPY;
+            const std::vector<DigestSum> sums =
+                summed ? passes.sums(lane * SEGMENTS + segment) : std::vector<DigestSum>();
+            mine.ring->owner.done(lane, segment, mine.sequence, sums);
         } else {
             mine.ring->owner.fault(lane, segment, mine.sequence, fault);
         }
@@ -247,6 +272,8 @@ struct StagedCopier::Work {
     const IpcHandle handle;
     const Kernels kernels;
     const PinnedMemory piece_lists;  // one list for each segment
+    DigestMemory tables;
+    DigestPasses passes;
     Descriptor event;
 
     std::vector<Slot> slots;
@@ -291,6 +318,10 @@ const KernelReport& StagedCopier::kernels() const { return work_->kernels.report
 
 int StagedCopier::begin_ring(Layout layout, std::vector<Address> bases) {
     if (!quiet()) bad_argument("a ring begins when the one before it has ended and is quiet");
+    for (const Group& group : layout.groups()) {
+        if (work_->tables.reaches(group.shard_bytes)) continue;
+        bad_argument(format("shards of %" PRIu64 " bytes are longer than the copier was made for", group.shard_bytes));
+    }
     auto next = std::make_shared<Ring>(work_->segment_bytes, std::move(layout), std::move(bases));
     const int fd = next->owner.fd();
     work_->change(std::move(next), /*close=*/false);

@@ -17,6 +17,7 @@ namespace kv::gpu {
 struct CopierOptions {
     int ordinal;
     uint64_t segment_bytes;  // smaller if the device has not enough memory; see segment_bytes()
+    uint64_t shard_bytes;    // of the longest shard in any registration's layout
     KernelOptions kernels;
 };
 
@@ -27,8 +28,8 @@ struct CopierOptions {
 // One ring at a time, one for each registration; the staging memory is the same for all of them.
 class StagedCopier {
   public:
-    // Refusal("staging-memory") when there is no room for segments of SEGMENT_BYTES_MIN, ("kernels") when no kernel can
-    // be loaded; DriverError.
+    // Refusal("staging-memory") when there is no room for segments of SEGMENT_BYTES_MIN, ("device-memory") when there
+    // is none for digests, ("kernels") when no kernel can be loaded; DriverError.
     StagedCopier(const Driver& driver, const CopierOptions& options);
     // Waits for running kernels, joins the thread, frees the staging memory: no process may have it mapped any more.
     // Does nothing in a forked child, which has neither thread nor device.
@@ -39,7 +40,7 @@ class StagedCopier {
     const KernelReport& kernels() const;
 
     // Makes a ring for a registration with this layout; bases[i] = device address of buffer i. Returns the ring's
-    // descriptor, which stays ours. bad_argument unless quiet().
+    // descriptor, which stays ours. bad_argument unless quiet(), or if a shard is longer than CopierOptions say.
     int begin_ring(Layout layout, std::vector<Address> bases);
     // Stops taking segments from the ring. Segments that were taken go on until quiet().
     void end_ring();

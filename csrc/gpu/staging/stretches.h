@@ -40,6 +40,8 @@ constexpr uint64_t stretch_list_bytes(uint64_t blocks) {
     return sizeof(StretchHead) + (blocks * sizeof(int32_t) + 7) / 8 * 8;
 }
 
+constexpr uint64_t STRETCHES_MAX = LIST_BYTES / stretch_list_bytes(1);  // of one list
+
 // Writes the list and returns its length. The caller has made sure that it fits.
 uint32_t pack_stretches(std::span<const StagedStretch> stretches, std::span<std::byte> list);
 

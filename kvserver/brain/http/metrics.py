@@ -314,6 +314,7 @@ class SnapshotCollector(Collector):
         yield _counter("evicted_to_disk_chunks", text, value=seen.evicted_to_disk)
         yield _counter("evicted_bytes", "Slot bytes of the chunks that left DRAM.", value=seen.evicted_bytes)
         yield _counter("discarded_chunks", "Chunks that were given up, by reason.", "reason", seen.discarded)
+        yield from self._digests()
         yield _counter("errors", "Requests answered with an error, by family.", "family", seen.errors)
         yield _counter("replies_dropped", "Replies whose peer was gone or did not read.", value=seen.replies_dropped)
         text = (
@@ -328,6 +329,25 @@ class SnapshotCollector(Collector):
             "event",
             {"opened": seen.sessions_opened, "closed": seen.sessions_closed},
         )
+
+    def _digests(self) -> Iterator[Metric]:
+        seen = self._counters
+        family = CounterMetricFamily(
+            "kvserver_digest_mismatches",
+            "Shards with other bytes than an engine had stored: where they lay, and how they moved. Nobody got them.",
+            labels=("tier", "device", "mode"),
+        )
+        for where, count in seen.digest_mismatches.items():
+            family.add_metric(where, count)
+        yield family
+        text = "Shards that were loaded without a digest to compare: they were stored while digests were off."
+        yield _counter("unverified_shards", text, value=seen.shards_unverified)
+        text = "Bytes that were compared before anybody asked for them (scrub_bytes_per_s)."
+        yield _counter("scrubbed_bytes", text, "tier", seen.scrubbed_bytes)
+        text = "How long the last full round of the scrub took. 0: none has ended."
+        yield _gauge("scrub_round_seconds", text, "tier", self._status.scrub_round_s)
+        is_on = self._status.digests == "on"
+        yield _gauge("digests", "1: what is loaded is compared with what was stored. 0: it is not.", value=is_on)
 
     def _disk(self) -> Iterator[Metric]:
         """Metrics of the disk tier; all are 0 without one."""

@@ -97,7 +97,7 @@ def copies(config: Config) -> Answer:
             f"{mode} {store_gbps:.1f} GB/s out, {retrieve_gbps:.1f} in; one long copy {facts['link-store-gbps']} GB/s "
             f"out, {facts['link-retrieve-gbps']} in; batches {facts['batch']}; direct from "
             f"{facts['direct-from-store']} out, {facts['direct-from-retrieve']} in, without staging from "
-            f"{facts['bare-direct-from-store']} out, {facts['bare-direct-from-retrieve']} in"
+            f"{facts['bare-direct-from-store']} out, {facts['bare-direct-from-retrieve']} in; a flipped bit was noticed"
         )
     return "ok", "; ".join(said) or "no device"
 

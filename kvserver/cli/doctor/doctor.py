@@ -25,7 +25,7 @@ import kvserver
 from kvserver.cli.doctor import device
 from kvserver.config.config import Config
 from kvserver.config.paths import check_cache_directory, replay_endpoint
-from kvserver.errors import ConfigError
+from kvserver.errors import ConfigError, DeviceError
 from kvserver.private_files import directory_problem
 from kvserver.supervisor import disk_paths, numa
 from kvserver.supervisor.machine_memory import RESERVE_BYTES, read_memory
@@ -84,6 +84,20 @@ def native_module(_: Config) -> Answer:
     if missing:
         return "fail", f"{where} is of another release: it lacks {', '.join(missing)}; install kvserver again"
     return "ok", f"{native.BUILD}, {where}"
+
+
+def digests(config: Config) -> Answer:
+    """Checks that a bit that is flipped in memory is noticed when the chunk is loaded (docs/digest.md)."""
+    try:
+        importlib.import_module("kvserver.transfer.self_test").self_test()
+    except ImportError as error:
+        return "fail", f"cannot be checked: {error}"
+    except DeviceError as error:
+        return "fail", error.message
+    noticed = "a chunk was stored and loaded, and a flipped bit was noticed"
+    if config.digests == "off":
+        return "warn", f"{noticed}; but the server compares nothing: digests=off"
+    return "ok", noticed
 
 
 def zeromq(_: Config) -> Answer:
@@ -367,6 +381,7 @@ def io_uring_refused() -> str:
 CHECKS: tuple[tuple[str, Check], ...] = (
     ("python", interpreter),
     ("native module", native_module),
+    ("digests", digests),
     ("zeromq", zeromq),
     ("socket directory", socket_directory),
     ("socket", socket_owner),

@@ -29,7 +29,7 @@ ROUNDS = 4
 WAIT_S = 20.0
 SESSION, CACHE, WORD = 1, 1, 0
 
-Completion = tuple[int, str, int, int, str, str, str]
+Completion = tuple[int, str, int, int, str, str, str, bytes, list[int]]
 Verb = Literal["store", "retrieve"]
 
 
@@ -75,7 +75,10 @@ def attempt(kind: Literal["cuda", "rocm"], ordinal: int, device_id: str, setting
         handle, size = stack.enter_context(_Lender(kind, settings.device_library, ordinal, folder))
         engine = open_device(kind, device_id, arena, own, gather_segment_bytes=GATHER_SEGMENT_BYTES)
         stack.callback(engine.close)
-        return _Mover(kind, engine, board).transfer(handle, size)
+        mover = _Mover(kind, engine, board)
+        outcome = mover.transfer(handle, size)
+        mover.find_a_flipped_bit(arena)
+        return outcome
 
 
 class _Mover:
@@ -88,6 +91,7 @@ class _Mover:
         self._poll = select.poll()
         self._poll.register(engine.eventfd, select.POLLIN)
         self._jobs = 0
+        self._ids: list[int] = []
         engine.map_board(SESSION, board, WORD + 1)
         engine.arena_ready(1)
 
@@ -99,18 +103,37 @@ class _Mover:
         self._completion("mapped")
         # Every other block, because adjacent blocks would be merged into one long copy.
         ids = [*range(0, blocks, 2)][: blocks // 2 // BLOCKS_PER_CHUNK * BLOCKS_PER_CHUNK]
+        self._ids = ids
         rounds = [(self._run("store", ids), self._run("retrieve", ids)) for _ in range(ROUNDS)]
         stores, retrieves = ([pair[way] for pair in rounds] for way in (0, 1))
         rates = [len(ids) * PAGE_BYTES / min(done[3] for done in way) for way in (stores, retrieves)]
         return Outcome(dict(self._engine.facts), stores[0][6], *rates)
 
-    def _run(self, verb: Verb, ids: list[int]) -> Completion:
+    def find_a_flipped_bit(self, arena: int) -> None:
+        """Loads what is stored, with a bit of it flipped and without, and reads the blocks again. Raises DeviceError if
+        the flipped bit goes unnoticed, or if the blocks then hold other bytes than before."""
+        sums = self._run("store", self._ids, digests=True)[7]
+        at = CHUNK_BYTES + PAGE_BYTES // 2
+        (byte,) = os.pread(arena, 1, at)
+        os.pwrite(arena, bytes([byte ^ 4]), at)
+        noticed = self._run("retrieve", self._ids, sums, wanted="failed", digests=True)
+        if (noticed[4], noticed[8]) != ("digest", [1]):
+            raise DeviceError("digest", f"a flipped bit of chunk 1 was told as {noticed[4] or 'nothing'} {noticed[8]}")
+        os.pwrite(arena, bytes([byte]), at)
+        self._run("retrieve", self._ids, sums, digests=True)
+        if self._run("store", self._ids, digests=True)[7] != sums:
+            raise DeviceError("digest", "blocks that were loaded hold other bytes than were stored")
+
+    def _run(
+        self, verb: Verb, ids: list[int], sums: bytes = b"", *, wanted: str = "done", digests: bool = False
+    ) -> Completion:
         self._jobs += 1
         slots = range(0, len(ids) // BLOCKS_PER_CHUNK * CHUNK_BYTES, CHUNK_BYTES)
         packed = [b"".join(each.to_bytes(size, "little") for each in row) for size, row in ((4, ids), (8, slots))]
         generation = self._board.begin(WORD)
-        self._engine.submit(self._jobs, verb, CACHE, WORD, generation, [(0, 0, packed[0], packed[1])], "server-gather")
-        return self._completion("done")
+        groups = [(0, 0, packed[0], packed[1], sums)]
+        self._engine.submit(self._jobs, verb, CACHE, WORD, generation, groups, "server-gather", digests=digests)
+        return self._completion(wanted)
 
     def _completion(self, wanted: str) -> Completion:
         if not self._poll.poll(WAIT_S * 1000):
@@ -150,7 +173,7 @@ class _Lender:
 def main() -> None:
     kind, library, ordinal, folder = sys.argv[1:]
     vendor: Literal["cuda", "rocm"] = "rocm" if kind == "rocm" else "cuda"
-    memory = StagedCopier(vendor, library, int(ordinal), SEGMENT_BYTES, rtc_library(vendor, library), folder)
+    memory = StagedCopier(vendor, library, int(ordinal), SEGMENT_BYTES, 0, rtc_library(vendor, library), folder)
     sys.stdout.write(f"{memory.handle.hex()} {16 * memory.segment_bytes}\n")
     sys.stdout.flush()
     sys.stdin.read()

@@ -74,7 +74,7 @@ def _check_slots(core: Core) -> None:
         held.update(pending.slots.values())
     for slots in chunks.orphans.values():
         held.update(slots)
-    reads = [job for job in core.disk.chunks.jobs.values() if job.kind == "read"] if core.disk is not None else []
+    reads = [job for job in core.disk.chunks.jobs.values() if job.kind != "write"] if core.disk is not None else []
     for read in reads:
         held.update(read.slots)
     taken = {offset: owner for offset, _, owner in chunks.pool.taken()}
@@ -102,6 +102,8 @@ def _check_accounts(core: Core) -> None:
     held: Counter[str] = Counter()
     reserved: Counter[str] = Counter()
     for _, slot_bytes, owner in core.chunks.pool.taken():
+        if isinstance(owner, DiskJob) and owner.kind == "scrub":
+            continue
         (held if isinstance(owner, Node) else reserved)[accounts.of_owner(owner).name] += slot_bytes
     for account in accounts.all():
         assert account.held_bytes == held[account.name], "an account holds its slots of complete chunks"
@@ -129,8 +131,8 @@ def _check_marks(core: Core) -> None:
 
 
 def _check_pins(core: Core) -> None:
-    """Pins are exactly those of leases, running retrieves, holds, incomplete chunks, disk jobs, and chunks above a
-    cut."""
+    """Pins are exactly those of leases, running retrieves, holds, incomplete chunks, disk jobs, a scrub, and chunks
+    above a cut."""
     pins: Counter[Node] = Counter()
     pins.update(lease.tail for lease in core.leases.values())
     pins.update(hold.tail for hold in core.operators.holds.values())
@@ -142,8 +144,10 @@ def _check_pins(core: Core) -> None:
         pins[above] += 1
     if core.disk is not None:
         pins.update(job.node for job in core.disk.chunks.jobs.values())
+    if core.scrub.job is not None:
+        pins.update(item.node for item in core.scrub.job.items)
     counted = {node: node.pins for space in _spaces(core) for node in space.all_nodes() if node.pins}
-    assert counted == dict(pins), "pins = leases + holds + retrieves + incomplete chunks + disk jobs + cuts"
+    assert counted == dict(pins), "pins = leases + holds + retrieves + incomplete chunks + disk jobs + scrub + cuts"
     for space in core.chunks.retired - core.chunks.forgetting.keys():
         leaves = (node for node in space.all_nodes() if node.children is None)
         assert all(node.pins for node in leaves), "a leaf of a cleared namespace goes with its last pin"
@@ -193,6 +197,10 @@ def _check_tables(core: Core) -> None:
     for number, cache in core.caches.items():
         assert cache.mover.caches[number] is cache
         assert cache.state == "unmapping" or cache.session.caches[cache.name] is cache
+    if (scrub := core.scrub.job) is not None:
+        assert core.movers[scrub.mover.number] is scrub.mover, "a scrub lives as long as its mover"
+        assert all(item.slot == item.node.slots[item.part] for item in scrub.items), "what it reads stays there"
+        assert all(item.node in item.space.all_nodes() for item in scrub.items)
     for peer, session in core.sessions.by_peer.items():
         assert peer in session.peers
         assert core.sessions[session.number] is session
@@ -215,6 +223,8 @@ def _check_timers(core: Core) -> None:
         **{("map", cache.number): cache.mover for cache in core.caches.values() if cache.state == "mapping"},
         **{("unmap", cache.number): cache.mover for cache in core.caches.values() if cache.state == "unmapping"},
     }
+    if core.scrub.job is not None:
+        waiting["scrub", core.scrub.job.number] = core.scrub.job.mover
     if core.disk is not None and core.disk.mover is not None:
         waiting.update({("disk", number): core.disk.mover for number in core.disk.chunks.jobs})
         erasing = [drain.device for drain in core.disk.drains() if drain.erasing and drain.state == "draining"]

@@ -183,7 +183,7 @@ def _waits_for_parent(tier: DiskTier, drain: Drain, node: Node) -> bool:
     if node.parent not in drain.moving:
         return False
     job = tier.chunks.busy.get(node.parent)
-    return job is None or job.kind == "read"
+    return job is None or job.kind != "write"
 
 
 def _move(core: Core, tier: DiskTier, chunk: tuple[Space, Node], away: int, now_ns: int) -> str:

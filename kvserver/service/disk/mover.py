@@ -6,10 +6,11 @@ answer what DRAM can serve, and nothing waits for it. Chunks on disk stay in the
 """
 
 import logging
+from array import array
 
-from kvserver.service.disk import drain, read_room, reads, recovery, segments, writes
+from kvserver.service.disk import drain, read_room, reads, recovery, scrub, segments, writes
 from kvserver.service.holdings.place_owners import DiskJob
-from kvserver.service.requests import movers
+from kvserver.service.requests import mismatches, movers
 from kvserver.service.state.chunk_waits import mover_lost
 from kvserver.service.state.core import MILLISECOND_NS, Core
 from kvserver.service.state.devices import Device
@@ -52,6 +53,7 @@ def tick(core: Core, now_ns: int) -> None:
         _heed_silence(core, tier, now_ns)
     segments.tick(core, tier, now_ns)
     drain.turn(core, tier, now_ns)
+    scrub.turn(core, tier, now_ns)
     for device in tier.devices:
         _tell_of_stall(core, tier, device, now_ns)
 
@@ -100,6 +102,8 @@ def gone(core: Core, tier: DiskTier, now_ns: int) -> None:
         core.counters.disk_faults["lost"] += len(job.parts)
         if job.kind == "write":
             writes.ended(core, tier, job, kept=False, now_ns=now_ns)
+        elif job.kind == "scrub":
+            scrub.ended(core, tier, job, set(), now_ns, compared=False)
         else:
             reads.ended(core, tier, job, set(job.parts), now_ns, lost=False)
     stop_waiting(tier, now_ns)
@@ -131,6 +135,7 @@ def reported(core: Core, tier: DiskTier, report: DiskReport, now_ns: int) -> Non
                 _moved(core, tier, job, report, now_ns)
                 segments.turn(core, tier, now_ns)
                 drain.turn(core, tier, now_ns)
+                scrub.turn(core, tier, now_ns)
         case Noted():
             tier.notes.heed(report, tier.why_not_noted)
         case DeviceIs():
@@ -165,11 +170,19 @@ def _moved(core: Core, tier: DiskTier, job: DiskJob, moved: Moved, now_ns: int) 
         device.placement.faulted()
     if device.job_ended(failed=any(fault.fault in ("io", "short") for fault in moved.faults)):
         core.log("disk fails", *device.fields, ("why", device.problem), level=logging.ERROR)
+    bad = [job.parts[fault.item] for fault in moved.faults if fault.fault == "checksum"]
+    for part in bad:
+        mismatches.on_device(core, job, job.space.parts[part].group)
     if job.kind == "write":
         writes.ended(core, tier, job, kept=not moved.faults, now_ns=now_ns)
+        if bad:
+            mismatches.drop(core, job.space.digest, job.node, now_ns)
+        return
+    wrong = {job.parts[fault.item] for fault in moved.faults}
+    if job.kind == "scrub":
+        scrub.ended(core, tier, job, wrong, now_ns, compared=True)
     else:
-        wrong = {job.parts[fault.item] for fault in moved.faults}
-        reads.ended(core, tier, job, wrong, now_ns, lost=True)
+        reads.ended(core, tier, job, wrong, now_ns, lost=True, sums=array("Q", moved.sums))
 
 
 def _device_is(core: Core, tier: DiskTier, report: DeviceIs) -> None:

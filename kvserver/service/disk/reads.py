@@ -6,14 +6,15 @@ a wrong byte: only bytes that were read and verified get to a slot that a copy m
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import islice
 
-from kvserver.errors import DeviceError
 from kvserver.index.coverage import needed_at
 from kvserver.index.space import Node, Space
 from kvserver.service.holdings.disk_chunks import records_of
 from kvserver.service.holdings.place_owners import DiskJob
-from kvserver.service.requests import holds, lookup
+from kvserver.service.requests import lookup
+from kvserver.service.requests.cut_off import cut_off
 from kvserver.service.state.chunk_waits import mover_lost, unreadable
 from kvserver.service.state.core import MILLISECOND_NS, Core
 from kvserver.service.state.disk_tier import DiskTier
@@ -92,28 +93,31 @@ def order(
     return True
 
 
-def ended(core: Core, tier: DiskTier, job: DiskJob, wrong: set[int], now_ns: int, *, lost: bool) -> None:
-    """Ends a read. wrong: parts that did not arrive. lost: they cannot be read; otherwise their mover is gone."""
+def ended(
+    core: Core, tier: DiskTier, job: DiskJob, wrong: set[int], now_ns: int, *, lost: bool, sums: Sequence[int] = ()
+) -> None:
+    """Ends a read. wrong: parts that did not arrive. lost: they cannot be read; otherwise their mover is gone. sums: of
+    the payload of each part, unless all are wrong."""
     space, node = job.space, job.node
     good = job.bytes - sum(space.parts[part].slot_bytes for part in wrong)
     placement = tier.devices[job.device].placement
     placement.reads.ended(good, now_ns)
     placement.read(good)
     core.counters.job_seconds["promote"].observe((now_ns - job.began_ns) / 1e9)
-    tier.chunks.end_read(job, wrong)
+    tier.chunks.end_read(job, wrong, sums)
     if not wrong:
         core.counters.add("disk_reads")
     core.counters.add("disk_read_bytes", good)
     tier.waits.feed()
     groups = sum({1 << space.parts[part].group for part in wrong}) & node.on_disk
     if groups and lost and core.chunks.spaces.get(space.digest) is space:
-        _lose(core, tier, space, node, groups=groups, now_ns=now_ns)
+        lose(core, tier, space, node, groups=groups, now_ns=now_ns)
     elif wrong:
         tier.waits.fail_all([node], mover_lost(), now_ns)
     tier.waits.arrived(space, node, now_ns)
 
 
-def _lose(core: Core, tier: DiskTier, space: Space, node: Node, *, groups: int, now_ns: int) -> None:
+def lose(core: Core, tier: DiskTier, space: Space, node: Node, *, groups: int, now_ns: int) -> None:
     """Handles groups of a chunk that cannot be read. If the chunk is servable without them, the leases that need them
     end, and, in arrived(), the fetches that wait for them. Otherwise the chunk ends for everybody, with all below it.
     Chunks that retrieves still read are cut off."""
@@ -121,15 +125,9 @@ def _lose(core: Core, tier: DiskTier, space: Space, node: Node, *, groups: int, 
     left = node.in_dram | (node.on_disk & ~groups)
     if left & space.needed == space.needed:
         tier.chunks.lose(space, node, groups)
-        _end_in_need(core, space, node, groups)
+        _end_in_need(core, space, node, groups & ~node.in_dram)
         return
-    below = space.subtree(node)
-    doomed = set(below)
-    tier.waits.fail_all(below, unreadable(), now_ns)
-    end_below(core, space, doomed, unreadable(), now_ns)
-    rest = tier.chunks.lose(space, node, groups)
-    if rest is not None:
-        moved_to(core, space, doomed, rest)
+    cut_off(core, space, node, unreadable(), now_ns, cut=lambda: tier.chunks.lose(space, node, groups))
 
 
 def _end_in_need(core: Core, space: Space, node: Node, groups: int) -> None:
@@ -138,26 +136,3 @@ def _end_in_need(core: Core, space: Space, node: Node, groups: int) -> None:
     for lease in [lease for lease in core.leases.values() if lease.space is space and lease.tail in below]:
         if groups & needed_at(space, node.depth - 1, lease.chunks):
             lookup.end(core, lease)
-
-
-def end_below(core: Core, space: Space, doomed: set[Node], error: DeviceError, now_ns: int) -> None:
-    """Ends leases and holds on these nodes, and fails retrieves that wait for them, because the nodes will not be
-    served again."""
-    for lease in [lease for lease in core.leases.values() if lease.space is space and lease.tail in doomed]:
-        lookup.end(core, lease)
-    for hold in [hold for hold in core.operators.holds.values() if hold.space is space and hold.tail in doomed]:
-        holds.end(core, hold, error.message)
-    for job in [job for job in core.jobs.values() if job.held and job.space is space and job.tail in doomed]:
-        assert job.held is not None
-        assert core.disk is not None
-        core.disk.waits.fail(job.held.fetch, error, now_ns)
-
-
-def moved_to(core: Core, space: Space, doomed: set[Node], rest: Space) -> None:
-    """Moves running jobs to the space in which their cut-off nodes hang now (Chunks.cut)."""
-    for running in core.jobs.values():
-        if running.tail is not None and running.tail in doomed and running.space is space:
-            running.move_to(rest)
-    for other in core.disk.chunks.jobs.values() if core.disk is not None else ():
-        if other.node in doomed and other.space is space:
-            other.move_to(rest)

@@ -203,7 +203,7 @@ def _whole_records(space: Space, void: int, told: Iterator[Packed]) -> Iterator[
     """Fast path for namespaces in which a chunk is one record: most of them, and called a million times."""
     (part,) = space.parts
     shape = 0, 0, part.payload_bytes, part.slot_bytes // SLOT_ALIGN
-    for _, _, key, above, group, shard, payload_bytes, tenant, units, generation, offset, device, _ in told:
+    for _, _, key, above, group, shard, payload_bytes, tenant, units, generation, _, offset, device, _ in told:
         if generation > void and (group, shard, payload_bytes, units) == shape:
             yield Chunk(key, above, 1, (extent_at(device, offset),), generation, tenant)
 

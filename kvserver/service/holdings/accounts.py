@@ -256,7 +256,7 @@ class ChargedPool(SlotPool[Owner]):
 
     def _charge(self, owner: Owner, slot_bytes: int) -> None:
         """Charges the owner's account; negative bytes are refunded."""
-        if isinstance(owner, DiskJob) and owner.moves:
+        if isinstance(owner, DiskJob) and (owner.moves or owner.kind == "scrub"):
             return
         account = self._accounts.of_owner(owner)
         if isinstance(owner, Node):

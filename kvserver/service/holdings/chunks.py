@@ -27,7 +27,7 @@ from kvserver.service.holdings.place_owners import SEALED, UNASSIGNED, Orphan, P
 from kvserver.service.telling.counters import Counters
 from kvserver.service.telling.evicted_keys import EVICTED_KEYS_MAX, Cause
 from kvserver.tiers.marks import Marks
-from kvserver.tiers.records import NO_GROUP, NO_PARENT, Record, pack
+from kvserver.tiers.records import NO_GROUP, NO_PARENT, NO_SUM, Record, pack
 from kvserver.tiers.slots import SLOT_ALIGN, SlotPool
 
 
@@ -235,6 +235,10 @@ class Chunks:
         self._forget_some_of(space, 1)
         return True
 
+    def space_of(self, node: Node) -> Space | None:
+        """The namespace of a node; None when it was cleared or cut off."""
+        return next((space for space in self.spaces.values() if space.nodes.get(node.key) is node), None)
+
     # ---------------------------------------------------------------- lookup and pins
 
     def servable(self, space: Space, keys: bytes) -> int:
@@ -349,8 +353,9 @@ class Chunks:
         if bare and node.state != GONE and node.pins == 0:
             self.remove(space, node)
 
-    def seal(self, node: Node, part: int, job: int) -> bool:
-        """Seals a part: its bytes are final. False when the chunk is gone; then the slot was an orphan."""
+    def seal(self, node: Node, part: int, job: int, payload_sum: int) -> bool:
+        """Seals a part: its bytes are final, and this is their sum. False when the chunk is gone; then the slot was an
+        orphan."""
         pending = self.pendings.get(node)
         if pending is None or pending.parts.get(part) != job:
             return False
@@ -358,7 +363,7 @@ class Chunks:
         space = pending.space
         if not space.needed:
             self._mark_before(space, node)
-        self.record(space, node, part, pending.slots[part])
+        self.record(space, node, part, pending.slots[part], payload_sum)
         self._complete(pending, space.parts[part].group)
         return True
 
@@ -394,7 +399,7 @@ class Chunks:
             self.gone.append((space.digest, at, reason))
             self.remove(space, at)
 
-    def cut(self, space: Space, node: Node, cause: Literal["lost", "cleared"]) -> Space | None:
+    def cut(self, space: Space, node: Node, cause: Literal["lost", "digest", "cleared"]) -> Space | None:
         """Takes a node that must not be served any more, and all below it, out of the index. Chunks that are still
         pinned move to the returned space and go with their pins."""
         doomed = space.subtree(node)
@@ -526,14 +531,14 @@ class Chunks:
         for at in reversed(bare):  # head first: a restart in between finds no mark without its parent
             assert at.parent is not None
             place = self.marks.take(at), space.digest, at.key, at.parent.key or NO_PARENT, NO_GROUP, 0
-            self.records.append(pack(Record(*place, 0, at.tenant, SLOT_ALIGN, self.generation)))
+            self.records.append(pack(Record(*place, 0, at.tenant, SLOT_ALIGN, self.generation, NO_SUM)))
 
-    def record(self, space: Space, node: Node, part: int, offset: int) -> None:
+    def record(self, space: Space, node: Node, part: int, offset: int, payload_sum: int) -> None:
         assert node.parent is not None
         shape = space.parts[part]
         place = offset, space.digest, node.key, node.parent.key or NO_PARENT, shape.group, shape.shard
         size = shape.payload_bytes, node.tenant, shape.slot_bytes
-        self.records.append(pack(Record(*place, *size, self.generation)))
+        self.records.append(pack(Record(*place, *size, self.generation, payload_sum)))
 
     def remove(self, space: Space, node: Node) -> None:
         """Takes a node without pins and without pending parts out of the index, and frees its slots."""

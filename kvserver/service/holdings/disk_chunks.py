@@ -25,7 +25,7 @@ from kvserver.service.holdings.disk_eviction import DiskRoom, device_of
 from kvserver.service.holdings.place_owners import DiskJob, ExtentOwner
 from kvserver.service.telling.counters import Counters
 from kvserver.tiers.extents import Extents, place_of
-from kvserver.tiers.records import NO_PARENT, DiskRecord, pack_disk
+from kvserver.tiers.records import NO_PARENT, NO_SUM, DiskRecord, pack_disk
 from kvserver.tiers.slots import SlotPool
 from kvserver.wire.orders import DISK_ITEMS_MAX
 
@@ -166,8 +166,7 @@ class DiskChunks:
         for part in job.parts:
             slot = self._chunks.room.take(space.parts[part].slot_bytes, job, spares_dirty=spares_dirty)
             if slot is None:
-                for mine in slots:
-                    self._chunks.pool.free(mine)
+                self._free_slots(slots)
                 self._chunks.unpin(space, node)
                 return False
             slots.append(slot)
@@ -175,9 +174,9 @@ class DiskChunks:
         self._began(job)
         return True
 
-    def end_read(self, job: DiskJob, wrong: set[int]) -> None:
+    def end_read(self, job: DiskJob, wrong: set[int], sums: Sequence[int]) -> None:
         """Ends a read: groups that were read whole are in DRAM from now on. wrong: parts whose bytes are not in their
-        slots."""
+        slots. sums: of the payload of each part of the job; empty if all are wrong."""
         space, node = job.space, job.node
         self._ended(job)
         lives = node.state == READY and self._lives(space)
@@ -185,11 +184,11 @@ class DiskChunks:
         in_dram = node.in_dram
         bad = {space.parts[part].group for part in wrong}
         self._chunks.count(space, node, -1)
-        for part, slot in zip(job.parts, job.slots, strict=True):
+        for index, (part, slot) in enumerate(zip(job.parts, job.slots, strict=True)):
             if lives and space.parts[part].group not in bad:
                 slots[part] = slot
                 self._chunks.pool.hand_over(slot, node)
-                self._chunks.record(space, node, part, slot)
+                self._chunks.record(space, node, part, slot, sums[index])
                 in_dram |= 1 << space.parts[part].group
             else:
                 self._chunks.pool.free(slot)
@@ -197,6 +196,28 @@ class DiskChunks:
             space.put_in_dram(node, in_dram, slots)
         self._chunks.count(space, node, 1)
         self._chunks.unpin(space, node)
+
+    def begin_scrub(self, job: DiskJob) -> bool:
+        """Takes free slots for every shard that is on disk, without an eviction; all of them or none."""
+        space, node = job.space, job.node
+        assert node not in self.busy
+        assert node.disk is not None
+        slots: list[int] = []
+        for part in job.parts:
+            slot = self._chunks.pool.allocate(space.parts[part].slot_bytes, job)
+            if slot is None:
+                self._free_slots(slots)
+                return False
+            slots.append(slot)
+        self._chunks.pin(node)
+        job.takes(slots, [node.disk.extents[part] for part in job.parts])
+        self._began(job)
+        return True
+
+    def end_scrub(self, job: DiskJob) -> None:
+        self._ended(job)
+        self._free_slots(job.slots)
+        self._chunks.unpin(job.space, job.node)
 
     # ---------------------------------------------------------------- what goes
 
@@ -307,6 +328,10 @@ class DiskChunks:
         has to empty again."""
         return self.room.empties_for(device, extent_bytes), -extent_bytes
 
+    def _free_slots(self, slots: list[int]) -> None:
+        for slot in slots:
+            self._chunks.pool.free(slot)
+
     def _began(self, job: DiskJob) -> None:
         self.jobs[job.number] = job
         self.busy[job.node] = job
@@ -381,6 +406,7 @@ def records_of(job: DiskJob) -> bytes:
                     tenant=node.tenant,
                     extent_bytes=shape.slot_bytes,
                     generation=job.generation,
+                    sum=NO_SUM,
                     offset=place.offset,
                     device=place.device,
                     stored_s=0,

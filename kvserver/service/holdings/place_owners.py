@@ -40,7 +40,8 @@ class DiskJob:
     """A write or read of parts of one chunk, in flight at the disk mover. It pins its node."""
 
     number: int
-    kind: Literal["write", "read"]
+    kind: Literal["write", "read", "scrub"]
+    """scrub: a read that only compares. It keeps nothing in DRAM, and no tenant is charged for its slots."""
     space: Space
     node: Node
     device: int
@@ -53,7 +54,7 @@ class DiskJob:
     until the old ones are free: a tenant at its maximum would lose a chunk for each that moves."""
     parts: list[int] = field(init=False)
     slots: list[int] = field(init=False, default_factory=list)
-    """The slot of each part; a read owns its slots."""
+    """The slot of each part; a read or scrub owns its slots."""
     extents: list[int] = field(init=False, default_factory=list)
     """The extent of each part; a write owns its extents."""
     bytes: int = field(init=False)

@@ -8,9 +8,9 @@ are void. Recovery also applies it to chunks that were stored again since and st
 
 from kvserver.errors import DeviceError, ResourceError
 from kvserver.index.space import Node, Space
-from kvserver.service.disk import reads
 from kvserver.service.operators import clear_namespaces
 from kvserver.service.requests import holds
+from kvserver.service.requests.cut_off import cut_off
 from kvserver.service.state.clear_notes import ClearNotes
 from kvserver.service.state.core import Core
 from kvserver.tiers.prefix_notes import ClearedPrefix, prefix_note
@@ -65,13 +65,5 @@ def _is_overtaken(notes: ClearNotes, note: bytes, prefix: ClearedPrefix) -> bool
 
 def _forget(core: Core, space: Space, node: Node, now_ns: int) -> int:
     """Cuts a chunk off with all below it. Running retrieves finish. Returns how many chunks went."""
-    doomed = space.subtree(node)
-    gone = set(doomed)
     cleared = DeviceError("cleared", "its prefix was cleared")
-    if core.disk is not None:
-        core.disk.waits.fail_all(doomed, cleared, now_ns)
-    reads.end_below(core, space, gone, cleared, now_ns)
-    rest = core.chunks.cut(space, node, "cleared")
-    if rest is not None:
-        reads.moved_to(core, space, gone, rest)
-    return len(doomed)
+    return cut_off(core, space, node, cleared, now_ns, cut=lambda: core.chunks.cut(space, node, "cleared"))

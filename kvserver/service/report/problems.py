@@ -30,18 +30,25 @@ def warnings(
     disks: Sequence[DiskStatus],
     disk_problem: str,
     clears_owed: int,
+    digests: bool,
     drain: DrainState,
     drain_waits: str,
 ) -> list[str]:
     """Warnings, worst first; empty when nobody needs to act. clears_owed: cleared namespaces and prefixes that no disk
     could note. drain, drain_waits: those of the whole server, as in Status."""
     return [
+        *_of_digests(digests),
         *_of_movers(movers),
         *_of_clears(clears_owed),
         *_of_disks(disks, disk_problem),
         *_of_arena(arena),
         *_of_drain(drain, drain_waits),
     ]
+
+
+def _of_digests(digests: bool) -> Iterator[str]:
+    if not digests:
+        yield "digests are off: bytes that changed in memory are delivered as right"
 
 
 def _of_movers(movers: Sequence[MoverStatus]) -> Iterator[str]:
@@ -102,6 +109,7 @@ def troubles(counters: Counters, tenants: Iterable[TenantStatus]) -> dict[str, i
     """Counts of troubles that have happened, worst first."""
     seen = counters
     counts = {
+        "chunks with other bytes than were stored": sum(seen.digest_mismatches.values()),
         "movers ended": seen.mover_restarts,
         "disk records not written or not read": sum(seen.disk_faults[fault] for fault in BAD_RECORDS),
         "damaged headers found on disk": seen.disk_damaged,

@@ -13,4 +13,5 @@ def count(core: Core, report: Report) -> None:
             core.counters.took(core.jobs[number].kind, report.bytes, report.copy_ns)
         case Moved(job=number, faults=[]) if core.disk is not None and number in core.disk.chunks.jobs:
             job = core.disk.chunks.jobs[number]
-            core.counters.took(DISK_DIRECTIONS[job.kind], job.bytes, report.io_ns)
+            if job.kind in DISK_DIRECTIONS:
+                core.counters.took(DISK_DIRECTIONS[job.kind], job.bytes, report.io_ns)

@@ -9,7 +9,7 @@ import logging
 from kvserver.errors import DeviceError, RequestError, ResourceError
 from kvserver.service.base.effects import Ask, Instruct
 from kvserver.service.holdings.capacity import chunks_that_fit
-from kvserver.service.requests import kv_events, namespaces, transfers
+from kvserver.service.requests import kv_events, mismatches, namespaces, scrub, transfers
 from kvserver.service.state.caches import Cache
 from kvserver.service.state.core import MILLISECOND_NS, Core
 from kvserver.service.state.movers import Mover
@@ -51,6 +51,7 @@ def ready(core: Core, mover: Mover, report: Ready) -> None:
     if mover.state != "starting":
         return
     waited = mover.become_ready(report)
+    mismatches.expect(core, mover)
     core.timers.cancel("mover-start", mover.number)
     _tell_arena(core, mover)
     core.emit(*waited)
@@ -94,6 +95,7 @@ def gone(core: Core, mover: Mover, how: str, now_ns: int) -> None:
     core.log("mover gone", *_name(mover), ("how", how), ("jobs", len(mover.jobs)), level=logging.WARNING)
     for number in sorted(mover.jobs):
         transfers.lost(core, core.jobs[number], f"mover {mover.number} is gone: {how}", now_ns)
+    scrub.gone(core, mover)
     for cache in list(mover.caches.values()):
         if cache.state == "mapping":
             if waiting := cache.take_waiting():

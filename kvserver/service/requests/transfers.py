@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from kvserver.errors import DeviceError, RequestError, ResourceError
 from kvserver.index.space import ABSENT, GONE, READY, Node
-from kvserver.service.requests import admission, lookup
+from kvserver.service.requests import admission, lookup, mismatches
 from kvserver.service.state.caches import Cache
 from kvserver.service.state.chunk_waits import Fetch
 from kvserver.service.state.core import MILLISECOND_NS, Core
@@ -18,7 +18,9 @@ from kvserver.service.state.jobs import GroupRun, Held, Job, Walk
 from kvserver.service.state.leases import Lease
 from kvserver.service.state.sessions import Session
 from kvserver.service.telling.evicted_keys import Cause
+from kvserver.tiers.records import NO_SUM, names_hash
 from kvserver.wire.messages import (
+    ALL_RIGHT,
     BLOCKS_MAX,
     BOARD_WORDS,
     KEY_BYTES,
@@ -157,7 +159,7 @@ def _writes(cache: Cache, group: int) -> tuple[int, int, int]:
 def _copy_group(run: GroupRun, span: Span) -> CopyGroup:
     blocks = len(run.slots) * span.blocks_per_chunk
     return CopyGroup(
-        span.group, span.first_block, span.block_ids[: blocks * BLOCK_ID_BYTES], array("q", run.slots).tobytes()
+        span.group, span.first_block, span.block_ids[: blocks * BLOCK_ID_BYTES], array("q", run.slots).tobytes(), b""
     )
 
 
@@ -174,8 +176,9 @@ def _store_ended(core: Core, job: Job, done: Done) -> None:
         if slot != ABSENT
     ]
     if kept:
-        for position, part in sorted(mine):  # head of the chain first
-            if core.chunks.seal(job.walk[position], part, job.number):
+        sums = array("Q", done.sums) if done.sums else [NO_SUM] * len(mine)
+        for (position, part), payload_sum in sorted(zip(mine, sums, strict=True)):  # head of the chain first
+            if core.chunks.seal(job.walk[position], part, job.number, payload_sum):
                 chunks_written.add(position)
     else:
         for position, part in sorted(mine, reverse=True):
@@ -305,7 +308,11 @@ def _needs(chain: list[Node], spans: list[Span]) -> dict[Node, int]:
 
 def _order_retrieve(core: Core, job: Job, chain: list[Node], request: Retrieve, spans: list[Span]) -> None:
     """Orders a retrieve whose chunks are all in DRAM."""
-    copies = [CopyGroup(span.group, span.first_block, span.block_ids, _slots(job, chain, span)) for span in spans]
+    job.copies(chain, [(span.group, span.first, span.last) for span in spans])
+    copies = [
+        CopyGroup(span.group, span.first_block, span.block_ids, _slots(job, chain, span), _names(job, chain, span))
+        for span in spans
+    ]
     _order(core, job, request, copies)
 
 
@@ -356,13 +363,35 @@ def _slots(job: Job, chain: Sequence[Node], span: Span) -> bytes:
     return slots.tobytes()
 
 
-def _retrieve_ended(core: Core, job: Job, done: Done, *, was_cancelled: bool) -> None:
+def _names(job: Job, chain: Sequence[Node], span: Span) -> bytes:
+    """The hash of the names of what the slots hold (_native.Ledger.sums), so that a mover finds it out if they hold
+    other chunks."""
+    part = job.space.parts[job.cache.parts[span.group]]
+    keys = [node.key for node in chain[span.first : span.last]]
+    return names_hash(job.space.digest, part.group, part.shard, keys)
+
+
+def _wrong_chunks(job: Job, wrong: Sequence[int]) -> list[tuple[Node, int]]:
+    """(chunk, group) of the shards of a retrieve whose bytes are not those that were stored."""
+    if not wrong:
+        return []
+    shards = [(job.chain[position], group) for group, first, last in job.copied for position in range(first, last)]
+    return [shards[index] for index in wrong]
+
+
+def _retrieve_ended(core: Core, job: Job, done: Done, now_ns: int, *, was_cancelled: bool) -> None:
     assert job.tail is not None
+    wrong = _wrong_chunks(job, done.wrong)
     core.chunks.unpin(job.space, job.tail)
     match done.status:
         case "done":
             core.counters.add("bytes_retrieved", done.bytes)
-            core.answer(job.peer, Retrieved(job.request_id, done.bytes))
+            core.counters.add("shards_unverified", done.unverified)
+            core.answer(job.peer, Retrieved(job.request_id, done.bytes, ALL_RIGHT))
+        case "failed" if wrong:
+            first = min(node.depth for node, _ in wrong) - 1
+            core.answer(job.peer, Retrieved(job.request_id, 0, first))
+            mismatches.in_retrieve(core, job, wrong, done.mode, now_ns)
         case "invalid":
             core.refuse(job.peer, job.request_id, RequestError(done.code, done.message))
         case "failed" | "abandoned":
@@ -399,7 +428,7 @@ def ended(core: Core, job: Job, done: Done, now_ns: int) -> None:
     if job.kind == "store":
         _store_ended(core, job, done)
     else:
-        _retrieve_ended(core, job, done, was_cancelled=was_cancelled)
+        _retrieve_ended(core, job, done, now_ns, was_cancelled=was_cancelled)
 
 
 def _tokens(job: Job) -> tuple[tuple[str, object], ...]:

@@ -54,6 +54,10 @@ class Bounds:
     disk_write_through: bool
     """Write chunks as soon as allowed, not only those next to leave DRAM."""
     disk_second_touch: bool
+    verifies: bool = True
+    """Movers compare what is loaded with what was stored."""
+    scrub_bytes_per_s: int = 0
+    """Bytes of DRAM, and as many of the disks, that are read each second to find chunks that changed. 0: none."""
     disk_daily_write_bytes: int
     """Bytes that may be written to each device a day; 0: no limit."""
     disk_write_queue_ms: int

@@ -17,6 +17,7 @@ from kvserver.service.state.leases import Leases
 from kvserver.service.state.movers import Movers
 from kvserver.service.state.operator_state import OperatorState
 from kvserver.service.state.outbox import Outbox
+from kvserver.service.state.scrub import Scrub
 from kvserver.service.state.sessions import Session, Sessions
 from kvserver.service.telling.counters import Counters
 from kvserver.service.telling.evicted_keys import EvictedKeys
@@ -64,14 +65,16 @@ class Core(Outbox):
         self.movers = Movers()
         self.leases = Leases()
         self.jobs = Jobs()
+        self.scrub = Scrub(started_ns)
         self.operators = OperatorState()
         self.untold: list[tuple[Space, list[Node]]] = []
         """Chunks of an earlier brain that subscribers have not been told of. The last one in each list is told next."""
         self.arena_problem = self.arena_placement = ""
         first_lease = int.from_bytes(random_bytes(6), "big") << 8  # no lease of an earlier brain names one of ours
         self._last = {"session": 0, "cache": 0, "mover": 0, "lease": first_lease, "job": 0, "disk": 0, "hold": 0}
+        self._last["scrub"] = 0
 
-    def number(self, kind: Literal["session", "cache", "mover", "lease", "job", "disk", "hold"]) -> int:
+    def number(self, kind: Literal["session", "cache", "mover", "lease", "job", "disk", "hold", "scrub"]) -> int:
         """A number that this brain gives only once; never 0."""
         self._last[kind] += 1
         return self._last[kind]

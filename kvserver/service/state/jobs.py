@@ -57,6 +57,10 @@ class Job:
     state: JobState = "begun"
     held: Held | None = None
     """Retrieve in state held: what it waits for."""
+    chain: list[Node] = field(default_factory=list)
+    """Retrieve: the chunks of the prefix when the mover was told of it. Some may have been cut off since."""
+    copied: list[tuple[int, int, int]] = field(default_factory=list)
+    """Retrieve: (group, first, last) of the chunks [first, last) of the prefix that the mover copies, in its order."""
 
     def become(self, state: JobState) -> None:
         self.state = moved(JOB, self.state, state)
@@ -65,6 +69,10 @@ class Job:
         """The mover is not told of it before its chunks are in DRAM."""
         self.become("held")
         self.held = held
+
+    def copies(self, chain: list[Node], chunks: list[tuple[int, int, int]]) -> None:
+        """The mover copies these (see `copied`) of the chain."""
+        self.chain, self.copied = chain, chunks
 
     def take_held(self) -> Held:
         """The wait is over."""

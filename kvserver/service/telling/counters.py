@@ -24,13 +24,14 @@ JOB_ENDS = ("done", "abandoned", "failed", "invalid")
 JOB_KINDS = ("store", "retrieve")
 DIRECTIONS = (*JOB_KINDS, "demote", "promote")
 EVICTED_FOR = ("store", "promote", "index")
+SCRUB_TIERS = ("dram", "disk")
 LOOKUP_RESULTS = ("dram", "disk", "declined", "unwanted", "miss")
 HIT_RESULTS = ("dram", "disk")
 """Results that count as hits: the server serves these, the engine had or computes all others."""
 LOOKUP_ENDS = ("whole", "absent", "gone", "writing", "partial", "declined", "disk-away", "namespace", "recovering")
 SHORT_WHYS = tuple(why for why in get_args(Why) if why)
 MODES: tuple[str, ...] = get_args(Mode)
-IN_PARTS = ("job_bytes_per_s", "job_seconds", "lookup_tokens_by_model", "worker_bytes")
+IN_PARTS = ("digest_mismatches", "job_bytes_per_s", "job_seconds", "lookup_tokens_by_model", "worker_bytes")
 """Counters that are tables of tables, shown in /metrics only."""
 
 Count = Literal[
@@ -58,6 +59,7 @@ Count = Literal[
     "retrieves",
     "sessions_closed",
     "sessions_opened",
+    "shards_unverified",
     "stores",
     "stores_failed",
 ]
@@ -102,6 +104,7 @@ class Counters:
         "bytes_retrieved",
         "bytes_stored",
         "chunks_stored",
+        "digest_mismatches",
         "discarded",
         "disk_damaged",
         "disk_drained",
@@ -136,8 +139,10 @@ class Counters:
         "mover_restarts",
         "replies_dropped",
         "retrieves",
+        "scrubbed_bytes",
         "sessions_closed",
         "sessions_opened",
+        "shards_unverified",
         "short_stores",
         "stores",
         "stores_failed",
@@ -176,6 +181,13 @@ class Counters:
         """Accepted retrieves; each is answered."""
         self.bytes_retrieved = 0
         """Bytes that movers copied out of the arena."""
+        self.shards_unverified = 0
+        """Shards that movers copied out of the arena without comparing a digest: nobody had made one."""
+        self.digest_mismatches: dict[tuple[str, str, str], int] = {}
+        """Shards with other bytes than were stored, by (tier, device, mode). tier: where the bytes lay, dram or disk.
+        mode: how they moved, or promote or demote; scrub: they were only compared."""
+        self.scrubbed_bytes = dict.fromkeys(SCRUB_TIERS, 0)
+        """Bytes that were read and compared before anybody asked for them, by tier."""
         self.evicted_for = dict.fromkeys(EVICTED_FOR, 0)
         """Chunks that left DRAM to make room, by what needed it: a store, a read from disk, or the index."""
         self.evicted_to_disk = 0
@@ -286,6 +298,14 @@ class Counters:
         of_each = self.worker_bytes[kind]
         of_each[rank] = of_each.get(rank, 0) + count
 
+    def mismatched(self, number: int, *, tier: str, device: str, mode: str) -> None:
+        """Counts shards with other bytes than were stored."""
+        where = tier, device, mode
+        self.digest_mismatches[where] = self.digest_mismatches.get(where, 0) + number
+
+    def scrubbed(self, tier: Literal["dram", "disk"], count: int) -> None:
+        self.scrubbed_bytes[tier] += count
+
     def took(self, direction: str, moved_bytes: int, moved_ns: int) -> None:
         """Counts the speed of a job that ended well. moved_ns: from its first byte to its last."""
         if moved_bytes and moved_ns:
@@ -302,6 +322,7 @@ class Counters:
         """Plain counts by name, for the status document. Histograms are left to /metrics."""
         tokens = self.lookup_tokens
         found: dict[str, int | dict[str, int]] = {
+            "digest_mismatches": sum(self.digest_mismatches.values()),
             "evictions": self.evictions,
             "lookup_tokens": tokens,
             "lookup_tokens_asked": sum(tokens.values()),

@@ -18,11 +18,11 @@ WAYS = 4
 PRIME = (1 << 64) - 59
 
 Cause = Literal[
-    "store", "promote", "index", "disk", "lost", "died", "failed", "abandoned", "deadline", "cleared"
+    "store", "promote", "index", "disk", "lost", "digest", "died", "failed", "abandoned", "deadline", "cleared"
 ]  # fmt: skip
 """Why a chunk left. store, promote, index: it made room in DRAM for a store or for a read from disk, or in the index.
-disk: it was on disk alone and made room there, or its device was drained. lost: it could not be read. The others are
-counters.DISCARD_REASONS."""
+disk: it was on disk alone and made room there, or its device was drained. lost: it could not be read. digest: its bytes
+had changed. The others are counters.DISCARD_REASONS."""
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 NUMBERS = {cause: number for number, cause in enumerate(CAUSES)}
 

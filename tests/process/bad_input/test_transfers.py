@@ -81,7 +81,7 @@ def test_the_same_blocks_in_range_do_move(abuser: Abuser) -> None:
     """Counterpart of the refusals: with one id less, or another one, the transfer succeeds."""
     _fill(abuser, b"\x11")
     retrieve = abuser.retrieving(abuser.lookup(HELD.keys).lease, [0, 1, 2, 3, 4, BLOCKS - 1])
-    assert abuser.ask(retrieve) == wire.Retrieved(retrieve.id, 6 * 2 * 129)
+    assert abuser.ask(retrieve) == wire.Retrieved(retrieve.id, 6 * 2 * 129, wire.ALL_RIGHT)
     assert abuser.board.state(retrieve.word) == (retrieve.generation, DONE)
     assert _pool(abuser).count(b"\x5a") == 6 * 2 * 129
 

@@ -6,7 +6,7 @@ It prints "ready", starts the read when it receives a line, prints "reading", an
 
 import sys
 
-from kvserver.tiers.records import DiskRecord, pack_disk
+from kvserver.tiers.records import NO_SUM, DiskRecord, pack_disk
 from kvserver.transfer.disk import Engine, open_store
 from kvserver.transfer.native import DiskEngine
 
@@ -23,6 +23,7 @@ RECORD = DiskRecord(
     tenant=0,
     extent_bytes=PAYLOAD_BYTES,
     generation=1,
+    sum=NO_SUM,
     offset=0,
     device=0,
     stored_s=0,
@@ -31,7 +32,7 @@ RECORD = DiskRecord(
 
 def engine_on(directory: str, arena: int, engine: Engine) -> DiskEngine:
     store, _ = open_store(directory, device=0, capacity_bytes=4 << 20, segment_bytes=1 << 20, engine=engine)
-    made = DiskEngine(arena_fd=arena, arena_bytes=ARENA_BYTES, stores=[store], engine=engine, depth=3, hash_threads=1)
+    made = DiskEngine(arena_fd=arena, arena_bytes=ARENA_BYTES, stores=[store], engine=engine, depth=3, sum_threads=1)
     made.arena_ready(ARENA_BYTES)
     return made
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kvclient.client import Client
-from kvclient.values import Blocks, CacheSpec, HostBuffer, full_group
+from kvclient.values import Blocks, CacheSpec, HostBuffer, RetrieveResult, full_group
 from kvserver._native import create_memfd
 from kvserver.wire.messages import RegionRun
 from tests.process.engine import PATIENT
@@ -114,12 +114,17 @@ class Engine:
 
     def bring(self) -> bytes:
         """The bytes that the server returns for the chunks that it holds."""
+        count = self.held()
+        assert self.retrieve().ok
+        return os.pread(self.pool, count * BLOCKS_A_CHUNK * PAGE, 0)
+
+    def retrieve(self) -> RetrieveResult:
+        """Retrieves all chunks that the server holds."""
         os.pwrite(self.pool, bytes(BLOCKS * PAGE), 0)
         found = self.client.lookup(NAMESPACE, KEYS)
         assert found.lease is not None
         blocks = array("i", range(found.chunks * BLOCKS_A_CHUNK))
-        self.client.retrieve(self.cache, found.lease, [Blocks(0, 0, blocks)]).result(WAIT_S)
-        return os.pread(self.pool, found.chunks * BLOCKS_A_CHUNK * PAGE, 0)
+        return self.client.retrieve(self.cache, found.lease, [Blocks(0, 0, blocks)]).result(WAIT_S)
 
     def close(self) -> None:
         self.client.close()

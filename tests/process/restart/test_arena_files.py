@@ -118,7 +118,7 @@ def huge_place(place: Place) -> Iterator[Place]:
 def stored(place: Place, end: str = "stop") -> bytes:
     """Runs a first life in which something is stored; returns the stored bytes.
 
-    end: in order, by a second SIGTERM while the arena is summed, or by SIGKILL of the supervisor or of every process.
+    end: in order, or by SIGKILL of the supervisor or of every process.
     """
     content = os.urandom(BLOCKS * PAGE)
     with place.server() as process:
@@ -128,9 +128,6 @@ def stored(place: Place, end: str = "stop") -> bytes:
         for pid in victims.get(end, ()):
             kill(pid)
         engine.close()
-        if end == "second":
-            process.send_signal(signal.SIGTERM)
-            until("the sums to be taken", lambda: place.lines("name=sums") != [], WAIT_S)
     return content
 
 
@@ -173,88 +170,27 @@ def test_a_damaged_entry_of_the_ledger_is_dropped_and_counted(place: Place) -> N
     assert "damaged=1" in place.log
 
 
-def test_a_chunk_whose_bytes_were_changed_meanwhile_is_dropped_and_counted(place: Place) -> None:
-    content = stored(place)
+@pytest.mark.parametrize("end", ["stop", "supervisor", "all"])
+def test_a_chunk_whose_bytes_were_changed_meanwhile_is_not_delivered(place: Place, end: str) -> None:
+    content = stored(place, end)
     with place.file(ARENA).open("r+b") as arena:
         change(arena.fileno(), content[2 * BLOCKS_A_CHUNK * PAGE :][: BLOCKS_A_CHUNK * PAGE])
-    assert found(place) == (2, content[: 2 * BLOCKS_A_CHUNK * PAGE])
-    compared, restored = place.lines("kept memory compared")[-1], place.lines("index restored")[-1]
-    assert "slots=4" in compared
-    assert "damaged=1" in compared
-    assert "damaged=1" in restored, "as /metrics counts it"
+    with place.server():
+        engine = Engine(place.other, 2)
+        result = engine.retrieve()
+        assert (result.ok, result.why, result.right_chunks) == (False, "digest", 2)
+        assert engine.bring() == content[: 2 * BLOCKS_A_CHUNK * PAGE], "what comes before it is held"
+        engine.close()
+    (line,) = place.lines("digest mismatch")
+    assert f"key={KEYS[64:96].hex()}" in line
 
 
-@pytest.mark.parametrize("end", ["supervisor", "all"])
-def test_what_a_killed_server_left_has_no_sums_and_is_believed(place: Place, end: str) -> None:
-    content = stored(place, end)
-    assert found(place) == (CHUNKS, content)
-    assert "slots=0" in place.lines("kept memory compared")[-1]
-
-
-def test_what_is_not_compared_in_time_is_not_served(place: Place) -> None:
-    stored(place)
-    place.program = (
-        "import kvserver.supervisor.supervisor as s; s.SUMS_S['compare'] = 0.0; "
-        "from kvserver.cli.main import main; main()"
-    )
-    assert found(place) == (0, b"")
-    assert 'how="signal 9"' in place.lines("sums cut short")[-1]
-
-
-@pytest.fixture
-def slow_place(place: Place) -> Place:
-    """A Place whose server needs an hour for its sums."""
-    (place.other / "slow_sums.py").write_text("import time; time.sleep(3600)")
-    place.program = f"""
-import os, sys
-sys.path[:0] = ['{place.other}']
-os.environ['PYTHONPATH'] = os.pathsep.join(sys.path)
-import kvserver.supervisor.supervisor as s
-spawn = s.Supervisor._spawn
-fast = 'kvserver.supervisor.arena_sums'
-s.Supervisor._spawn = lambda self, module, *more: spawn(self, 'slow_sums' if module == fast else module, *more)
-from kvserver.cli.main import main
-main()
-"""
-    return place
-
-
-def test_a_second_sigterm_ends_a_stop_that_sums(slow_place: Place) -> None:
-    content = stored(slow_place, "second")
-    assert 'how="signal 9"' in slow_place.lines("sums cut short")[-1]
-    slow_place.program = ""
-    assert found(slow_place) == (CHUNKS, content)
-
-
-def test_a_server_that_can_begin_no_sums_starts_and_stops_without(place: Place) -> None:
-    place.program = """
-import kvserver.supervisor.supervisor as s
-spawn = s.Supervisor._spawn
-def refuse(self, module, *more):
-    if module == 'kvserver.supervisor.arena_sums':
-        raise OSError(11, 'no process')
-    return spawn(self, module, *more)
-s.Supervisor._spawn = refuse
-from kvserver.cli.main import main
-main()
-"""
+def test_without_digests_nobody_notices_and_the_log_says_so(place: Place) -> None:
+    """A control of the test before: bytes that were changed are brought."""
     content = stored(place)
-    assert len(place.lines("sums left out")) == 1
-    assert found(place) == (CHUNKS, content), "nothing was summed, so that there is nothing to compare"
-    assert len(place.lines("sums left out")) == 3
-
-
-def test_a_start_that_compares_can_be_stopped_and_loses_nothing(slow_place: Place) -> None:
-    slow, slow_place.program = slow_place.program, ""
-    content = stored(slow_place)
-    slow_place.program = slow
-    with slow_place.process() as process:
-        until("the sums to be compared", lambda: len(slow_place.lines("name=sums")) == 2, START_S)
-        process.send_signal(signal.SIGTERM)
-        until("what was compared to be summed again", lambda: len(slow_place.lines("name=sums")) == 3, START_S)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(WAIT_S) == 0
-    assert len(slow_place.lines("name=brain")) == 1, "none begins over what is not compared"
-    slow_place.program = ""
-    assert found(slow_place) == (CHUNKS, content)
-    assert f"slots={CHUNKS}" in slow_place.lines("kept memory compared")[-1]
+    with place.file(ARENA).open("r+b") as arena:
+        change(arena.fileno(), content[: BLOCKS_A_CHUNK * PAGE])
+    count, brought = found(place, digests="off")
+    assert (count, len(brought)) == (CHUNKS, len(content))
+    assert sum(one != other for one, other in zip(brought, content, strict=True)) == 1
+    assert len(place.lines("digests off")) == 1

@@ -81,7 +81,10 @@ def test_server_of_another_protocol_is_named_and_tried_again(tmp_path: Path) -> 
 def test_server_that_speaks_something_else_is_named(tmp_path: Path) -> None:
     with FakeServer(tmp_path / "s") as fake:
         fake.raw[wire.Hello] = b"HTTP/1.1 400 Bad Request"
-        with client_of(fake) as client, pytest.raises(RequestError, match="frame: not a reply of protocol 5"):
+        with (
+            client_of(fake) as client,
+            pytest.raises(RequestError, match=f"frame: not a reply of protocol {wire.PROTOCOL}"),
+        ):
             client.wait_connected(WAIT_S)
 
 

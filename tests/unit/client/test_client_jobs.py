@@ -288,7 +288,7 @@ def test_servers_word_alone_does_not_hand_blocks_back(tmp_path: Path) -> None:
 def test_retrieved_without_the_words_consent_is_doubted(tmp_path: Path) -> None:
     with rig(tmp_path) as at:
         future, request = held_retrieve(at)
-        at.fake.answer(request, wire.Retrieved(request.id, 240))
+        at.fake.answer(request, wire.Retrieved(request.id, 240, wire.ALL_RIGHT))
         assert future.result(WAIT_S) == RetrieveResult(False, 0, "doubt")
 
 
@@ -506,3 +506,11 @@ def test_unexpected_error_in_the_clients_thread_is_a_miss_and_a_new_session(
         at.fake.wait_for(wire.Hello, 3)
         at.connected_again(3)
         assert start_store(at).result(WAIT_S).chunks == 2
+
+
+def test_a_retrieve_with_wrong_bytes_tells_how_many_chunks_are_right(tmp_path: Path) -> None:
+    with rig(tmp_path) as at:
+        future, request = held_retrieve(at)
+        at.fake.set_word(request, FAILED)
+        at.fake.answer(request, wire.Retrieved(request.id, 0, 1))
+        assert future.result(WAIT_S) == RetrieveResult(False, 0, "digest", 1)

@@ -25,6 +25,7 @@ from tests.rigs.disk_rig import (
     cold_prompt,
     fill,
     restart,
+    sums_of,
 )
 from tests.rigs.two_waiting import WIDE, too_much_for_dram
 
@@ -217,7 +218,7 @@ def test_a_lease_ends_when_a_part_that_left_dram_for_others_cannot_be_read_again
     assert client.lookup(keys).chunks_on_disk == 1
     ((mover, order),) = rig.moving
     rig.moving.clear()
-    rig.report(mover, Moved(order.job, [ItemFault(1, "checksum")], 1))
+    rig.report(mover, Moved(order.job, [ItemFault(1, "checksum")], 1, sums_of(order)))
     request = client.retrieving(kept.lease, GroupBlocks(0, 0, ids(0, 1, 2)), GroupBlocks(1, 0, ids(3)))
     assert is_refusal(client.ask(request), "request", "lease-unknown")
 

@@ -5,7 +5,7 @@ import pytest
 from kvserver.wire.messages import KEY_BYTES, GroupBlocks, Retrieved
 from kvserver.wire.orders import Copy, ItemFault, Moved
 from tests.rigs.brain_rig import FULL, STATE, Client, chain, ids, is_refusal, key
-from tests.rigs.disk_rig import CHUNKS, EXTENT_BYTES, PROMPTS_OF_ARENA, DiskRig, cold_prompt, fill
+from tests.rigs.disk_rig import CHUNKS, EXTENT_BYTES, PROMPTS_OF_ARENA, DiskRig, cold_prompt, fill, sums_of
 
 
 @pytest.mark.parametrize("last_first", [False, True], ids=["first read first", "last read first"])
@@ -49,7 +49,7 @@ def test_a_state_that_cannot_be_read_ends_only_what_needs_a_state_there() -> Non
     assert client.ask(of_short) is client.ask(of_long) is None
     mover, head = rig.moving.pop(0)
     assert [record.group for record in rig.read[0]] == [0, 1]
-    rig.report(mover, Moved(head.job, [ItemFault(1, "checksum")], 1))
+    rig.report(mover, Moved(head.job, [ItemFault(1, "checksum")], 1, sums_of(head)))
     assert is_refusal(rig.answers[client.peer, of_short.id], "device", "disk-io")
     rig.finish_disk()
     assert isinstance(rig.answers[client.peer, of_long.id], Retrieved)

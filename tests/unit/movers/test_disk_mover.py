@@ -2,6 +2,7 @@
 
 import logging
 import os
+import struct
 import subprocess
 import tempfile
 import threading
@@ -20,8 +21,8 @@ from kvserver.movers.disk_hits import HitCounts
 from kvserver.movers.disk_mover import DiskMover
 from kvserver.movers.disk_notes import Known
 from kvserver.tiers.prefix_notes import ClearedPrefix, prefix_document, prefix_note
-from kvserver.tiers.records import DiskRecord, pack_disk, unpack_disk
-from kvserver.transfer.native import create_memfd
+from kvserver.tiers.records import NO_SUM, DiskRecord, Record, pack, pack_disk, unpack_disk
+from kvserver.transfer.native import DiskStore, Ledger, create_memfd, digest_sum
 from kvserver.wire.orders import (
     Demote,
     DeviceIs,
@@ -30,6 +31,7 @@ from kvserver.wire.orders import (
     ForgetNotes,
     FoundNote,
     FoundRecords,
+    ItemFault,
     Listed,
     Moved,
     Note,
@@ -44,6 +46,7 @@ from kvserver.wire.orders import (
     encode,
 )
 from tests.rigs.full_disk import fill, make_room, mounted
+from tests.rigs.native_disk_rig import relabelled
 
 WAIT_S = 30
 NAMESPACE = b"n" * 32
@@ -64,7 +67,11 @@ class Brain:
             disk_segment_bytes=64 << 10,
             cache_dir=str(directories[0].parent / "cache"),
         )
-        inherited = Inheritance(parent=0, control=-1, arena=self._arena, device="disk", config=config)
+        self.ledger_fd = create_memfd("test-ledger", Ledger.file_bytes(config.ledger_span_bytes))
+        self.ledger = Ledger(self.ledger_fd, config.ledger_span_bytes)
+        inherited = Inheritance(
+            parent=0, control=-1, arena=self._arena, ledger=self.ledger_fd, device="disk", config=config
+        )
         self._mover = DiskMover(self._its_end, inherited)
         self._thread = threading.Thread(target=self._mover.run)
 
@@ -78,7 +85,17 @@ class Brain:
         self._thread.join(WAIT_S)
         assert not self._thread.is_alive()
         self._its_end.close()
+        self.ledger.close()
+        os.close(self.ledger_fd)
         os.close(self._arena)
+
+    def lay(self, record: DiskRecord, payload: bytes) -> None:
+        os.pwrite(self._arena, payload, record.arena_offset)
+
+    def seal(self, records: Sequence[DiskRecord], sums: Sequence[int] = ()) -> None:
+        """Publishes the slots of records, without sums if none are given."""
+        for record, total in zip(records, sums or [NO_SUM] * len(records), strict=True):
+            self.ledger.seal(pack(Record(*record[:10], total)))
 
     def facts(self) -> list[tuple[str, str]]:
         self._thread.start()
@@ -409,6 +426,7 @@ def record(name: bytes, parent: bytes, *, place: int, generation: int) -> DiskRe
         tenant=7,
         extent_bytes=8192,
         generation=generation,
+        sum=NO_SUM,
         offset=place * 8192,
         device=0,
         stored_s=0,
@@ -421,10 +439,68 @@ def write_a_chain(directory: Path) -> None:
     chain.append(record(b"a", b"\0", place=2, generation=10))
     with Brain(directory) as brain:
         brain.devices(1)
+        brain.seal(chain)
         brain.order(Demote(1, b"".join(map(pack_disk, chain))))
         moved = brain.next()
         assert isinstance(moved, Moved)
-        assert moved.faults == []
+        assert (moved.faults, moved.sums) == ([], b"")
+
+
+def packed_sums(*sums: int) -> bytes:
+    return struct.pack(f"<{len(sums)}Q", *sums)
+
+
+def test_sums_travel_from_the_ledger_to_the_device_and_back(places: tuple[Path, Path]) -> None:
+    """One of the three payloads was not summed, and one has other bytes than its entry says."""
+    directory, _ = places
+    chain = [record(name, b"\0", place=place, generation=7) for place, name in enumerate((b"a", b"b", b"c"))]
+    payloads = [bytes([place + 1]) * 5000 for place in range(3)]
+    sums = [digest_sum(payload, 0, 5000, 0)[0] for payload in payloads]
+    with Brain(directory) as brain:
+        brain.devices(1)
+        for one, payload in zip(chain, payloads, strict=True):
+            brain.lay(one, payload)
+        brain.seal(chain, [sums[0], NO_SUM, sums[0]])
+        brain.order(Demote(1, b"".join(map(pack_disk, chain))))
+        moved = brain.next()
+        assert isinstance(moved, Moved)
+        assert (moved.faults, moved.sums) == ([ItemFault(2, "checksum")], b"")
+        order = [chain[2], chain[1], chain[0]]
+        brain.order(Promote(2, b"".join(map(pack_disk, order))))
+        moved = brain.next()
+        assert isinstance(moved, Moved)
+        assert (moved.faults, moved.sums) == ([ItemFault(0, "stale")], packed_sums(NO_SUM, sums[1], sums[0]))
+
+
+def test_records_of_a_device_that_is_not_open_have_no_sums(places: tuple[Path, Path]) -> None:
+    bad, good = places
+    (bad / DiskStore.FILE).write_bytes(b"precious" * 5000)
+    orders = b"".join(pack_disk(record(name, b"\0", place=1, generation=7)) for name in (b"a", b"b"))
+    faults = [ItemFault(0, "io"), ItemFault(1, "io")]
+    with Brain(bad, good) as brain:
+        brain.devices(2)
+        brain.order(Promote(1, orders))
+        assert brain.next() == Moved(1, faults, 0, packed_sums(NO_SUM, NO_SUM))
+        brain.order(Demote(2, orders))
+        assert brain.next() == Moved(2, faults, 0)
+
+
+def test_a_device_of_an_older_release_is_emptied_aloud(
+    places: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    directory, _ = places
+    write_a_chain(directory)
+    read_thrice(directory)
+    for name in disk_retire.STORE_FILES:
+        relabelled(directory / name, 2)
+    caplog.clear()
+    assert found_notes(directory) == []
+    (told,) = [record for record in caplog.records if record.levelno > logging.INFO]
+    assert (told.levelname, told.getMessage()) == ("WARNING", "disk of an older release emptied")
+    facts = {"directory": str(directory), "format_found": 2, "format_needed": 3}
+    assert dict(told.__dict__["fields"]) == facts
+    write_a_chain(directory)
+    assert chunks_read(directory) == {}
 
 
 @pytest.fixture
@@ -460,6 +536,21 @@ def test_chunks_that_were_read_whole_are_counted_and_outlive_the_mover(places: t
     assert chunks_read(directory) == {NAMESPACE: 2}
     read_thrice(directory)
     assert chunks_read(directory) == {NAMESPACE: 4}
+
+
+@pytest.mark.usefixtures("kept_at_once")
+def test_chunks_that_nobody_asked_for_are_not_counted(places: tuple[Path, Path]) -> None:
+    directory, _ = places
+    write_a_chain(directory)
+    with Brain(directory) as brain:
+        brain.devices(1)
+        brain.order(Promote(1, pack_disk(record(b"a", b"\0", place=2, generation=10)), asked=False))
+        moved = brain.next()
+        assert isinstance(moved, Moved)
+        assert not moved.faults
+        brain.order(TellRecords())
+        assert brain.next() == FoundRecords(b"")
+    assert chunks_read(directory) == {}
 
 
 @pytest.mark.usefixtures("kept_at_once")

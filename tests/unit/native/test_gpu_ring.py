@@ -99,7 +99,7 @@ def test_a_segment_goes_round(other: OtherProcess) -> None:
         assert peer.ask(STORE, 2, 41 + sequence, [STRETCH])
         assert peer.state(STORE, 2) == ASKED
         assert other.does("take 1") == "None"
-        assert other.does("take 0") == str((2, sequence, 41 + sequence, pack_stretches([STRETCH])))
+        assert other.does("take 0") == str((2, sequence, 41 + sequence, 0, pack_stretches([STRETCH])))
         assert peer.state(STORE, 2) == TAKEN
         other.does(f"done 0 2 {sequence}")
         assert peer.state(STORE, 2) == DONE
@@ -246,7 +246,31 @@ def test_an_impossible_length_gives_the_client_an_empty_list() -> None:
     owner, peer = both()
     peer.ask(STORE, 0, 1, [STRETCH])
     written(owner, CELLS_AT + 16, 0xFFFF_FFFF)
-    assert owner.take(STORE) == (0, 0, 1, b"")
+    assert owner.take(STORE) == (0, 0, 1, 0, b"")
+
+
+def test_an_unknown_work_gives_the_client_an_empty_list() -> None:
+    owner, peer = both()
+    peer.ask(STORE, 0, 1, [STRETCH], 3)
+    assert owner.take(STORE) == (0, 0, 1, 3, b"")
+
+
+def test_sums_come_back_with_the_end() -> None:
+    owner, peer = both()
+    for work in (1, 2):
+        assert peer.ask(RETRIEVE, 4, 1, [STRETCH, STRETCH], work)
+        segment, sequence, _, asked, _ = owner.take(RETRIEVE)
+        assert asked == work
+        sums = array("Q", [11 * work, 999, 2**64 - 1, 2**64 - 1]).tobytes()
+        owner.done(RETRIEVE, segment, sequence, sums)
+        assert peer.state(RETRIEVE, 4) == DONE
+        assert peer.sums(RETRIEVE, 4, 2) == sums, "any numbers: whoever asked judges them"
+        assert peer.sums(RETRIEVE, 5, 1) == bytes(16), "of the next segment"
+        peer.recycle(RETRIEVE, 4)
+    peer.ask(RETRIEVE, 4, 1, [STRETCH, STRETCH], 1)
+    owner.take(RETRIEVE)
+    owner.done(RETRIEVE, 4, 2)
+    assert peer.sums(RETRIEVE, 4, 2) == array("Q", [2**64 - 1, 0] * 2).tobytes(), "none of an earlier ask"
 
 
 def test_a_file_that_is_no_ring_is_refused() -> None:

@@ -7,6 +7,7 @@ import re
 import struct
 import subprocess
 import sys
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -50,14 +51,19 @@ def test_ptx_is_old_enough_for_the_drivers_of_its_devices(arch: str, newest: tup
     assert version is not None
     assert tuple(map(int, version.groups())) <= newest
     assert f".target {arch}\n" in text
-    for kernel in ("kv_gather", "kv_scatter"):
+    for kernel in ("kv_gather", "kv_scatter", "kv_digest"):
         body = text[text.index(f".visible .entry {kernel}(") :]
         before_store = body[: body.index("st.global.L1::no_allocate.v4.u32")]
         assert before_store.count("ld.global.L1::no_allocate.v4.u32") == 4
     digest = text[text.index(".visible .entry kv_digest(") :].partition("\n}")[0]
     assert digest.count("ld.global.L1::no_allocate.v4.u32") == 5, "four in flight, and one for the rest"
+    assert digest.count("st.global.L1::no_allocate.v4.u32") == 5
     assert digest.count("red.global.add.u64") == 3
     assert digest.count("shfl.sync.bfly.b32") == 2 * 5
+    before, after = ("red.global", "fence.acq_rel", "atom.global"), ("fence.acq_rel", "atom.global", "membar.sys")
+    found = re.findall(r"red\.global|membar\.\w+|fence\.\w+|atom\.global|bar\.warp\.sync", digest)
+    in_order = [name for name, _ in groupby(found)]
+    assert in_order == [*before, "bar.warp.sync", *after], "counted after adding, taken after all counted"
 
 
 def entries() -> dict[str, bytes]:
@@ -99,8 +105,9 @@ def codes() -> dict[str, bytes]:
 @pytest.mark.parametrize("arch", AMD_FLAGS)
 def test_amd_code_of_the_digest_adds_to_three_numbers_when_its_lanes_have_added_up(arch: str) -> None:
     found = memory_instructions(codes()[arch], "kv_digest")
-    assert found.count("global_atomic_add_x2") == 3
-    assert found.count("ds_swizzle_b32") == 2 * 5
+    assert found.count("global_atomic_add_x2") == 3 + 1, "and one to the counter"
+    assert found.count("global_atomic_swap_x2") == 3 + 1
+    assert found.count("ds_swizzle_b32") == 2 * 5 + 1
 
 
 @pytest.mark.parametrize("arch", AMD_FLAGS)

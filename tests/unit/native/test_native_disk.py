@@ -14,12 +14,12 @@ from typing import Literal
 import pytest
 
 from kvserver._native import DiskEngine, DiskFaults, DiskStore, create_memfd, xxh3
+from kvserver.tiers.records import DISK_RECORD
 from tests.rigs.native_disk_rig import (
     BLOCK,
     CANCELLED,
     DONE,
     IO_ERROR,
-    RECORD,
     SEGMENT_BYTES,
     SIZES,
     STALE,
@@ -308,12 +308,12 @@ def test_what_a_killed_process_has_written_needs_no_flush(tmp_path: Path) -> Non
         (8, 0, "extent="),
         (8, 1 << 19, "extent="),
         (9, 0, "generation=0"),
-        (10, 12 * SMALL, "extent="),
-        (10, 1, "extent="),
-        (10, 3 * SEGMENT_BYTES, "extent="),
-        (10, -SMALL, "extent="),
-        (11, 1, "device=1"),
-        (11, 64, "device=64"),
+        (11, 12 * SMALL, "extent="),
+        (11, 1, "extent="),
+        (11, 3 * SEGMENT_BYTES, "extent="),
+        (11, -SMALL, "extent="),
+        (12, 1, "device=1"),
+        (12, 64, "device=64"),
     ],
 )
 def test_impossible_orders_are_refused_and_nothing_of_them_happens(
@@ -322,10 +322,10 @@ def test_impossible_orders_are_refused_and_nothing_of_them_happens(
     store = open_store(tmp_path)
     rig = Rig(store)
     good = Record(Extent(0, 0, 0, SMALL), 1)
-    fields = list(RECORD.unpack(good.packed(0)))
+    fields = list(DISK_RECORD.unpack(good.packed(0)))
     fields[field] = value
     with pytest.raises(ValueError, match=says):
-        rig.engine.submit(5, "write", good.packed(0) + RECORD.pack(*fields))
+        rig.engine.submit(5, "write", good.packed(0) + DISK_RECORD.pack(*fields))
     assert rig.run("read", [good]) == [STALE]
     rig.close()
 
@@ -337,7 +337,7 @@ def test_job_numbers_are_used_once_at_a_time(tmp_path: Path, faults: DiskFaults)
     job = rig.submit("write", [Record(Extent(0, 0, 0, SMALL), 1)])
     with pytest.raises(ValueError, match="under way"):
         rig.engine.submit(job, "read", Record(Extent(0, 0, 0, SMALL), 1).packed(0))
-    with pytest.raises(ValueError, match="multiple of 144"):
+    with pytest.raises(ValueError, match="multiple of 152"):
         rig.engine.submit(99, "read", b"12345")
     with pytest.raises(ValueError, match="one record"):
         rig.engine.submit(99, "read", b"")
@@ -414,10 +414,10 @@ def test_a_device_that_stalls_holds_up_no_other(tmp_path: Path, faults: DiskFaul
 def test_an_engine_says_what_it_cannot_do(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     fd = create_memfd("arena", 5 * BLOCK)
-    options = {"arena_fd": fd, "arena_bytes": 5 * BLOCK, "engine": "auto", "depth": 1, "hash_threads": 1}
+    options = {"arena_fd": fd, "arena_bytes": 5 * BLOCK, "engine": "auto", "depth": 1, "sum_threads": 1}
     for changed, says in (
         ({"depth": 0}, "depth=0"),
-        ({"hash_threads": 0}, "hash_threads=0"),
+        ({"sum_threads": 0}, "sum_threads=0"),
         ({"arena_bytes": 6 * BLOCK}, "arena_bytes"),
         ({"registered_piece_bytes": 0}, "registered_piece_bytes=0"),
         ({"registered_piece_bytes": BLOCK + 1}, f"registered_piece_bytes={BLOCK + 1}"),

@@ -34,8 +34,10 @@ from tests.rigs.native_disk_rig import (
     kept,
     open_store,
     outcomes_of,
+    relabelled,
     unpack,
 )
+from tests.rigs.slow_digest import ShardName, slow_digest
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -203,9 +205,9 @@ def test_a_file_of_that_name_that_is_not_ours_is_refused_and_left_alone(
     [
         ("fingerprint", "store has records of another kind"),
         ("segment", rf"segments of {SEGMENT_BYTES} bytes, expected disk_segment_bytes={SEGMENT_BYTES - BLOCK}: set"),
-        ("format", "store is of format 0, expected 2: use"),
+        ("format", "store is of format 7, expected 3: use"),
         ("damage", "store has damaged superblocks"),
-        ("headers' format", "headers is of format 0, expected 2: use"),
+        ("headers' format", "headers is of format 7, expected 3: use"),
         ("headers' damage", "headers has damaged superblocks"),
     ],
 )
@@ -225,7 +227,7 @@ def test_another_store_of_ours_is_refused_and_left_as_it_is(tmp_path: Path, what
     else:
         image = bytearray(path.read_bytes())
         for copy in (0, BLOCK):
-            image[copy + (8 if "format" in what else 30)] ^= 2
+            image[copy + (8 if "format" in what else 30)] ^= 4
         path.write_bytes(image)
     before = contents(tmp_path)
     with pytest.raises(ValueError, match=f"disk-foreign.*{says}.*move it away"):
@@ -456,6 +458,119 @@ def test_bad_sizes_and_places_say_what_is_wrong(tmp_path: Path) -> None:
     assert DiskStore.extents_per_segment(SEGMENT_BYTES, 13 * BLOCK) == 0
 
 
+# ---------------------------------------------------------------- an older format
+
+
+def older_store(directory: Path, version: int = 2) -> None:
+    store_with(directory, filled())
+    for name in HALVES:
+        relabelled(directory / name, version)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_store_of_an_older_format_is_emptied_and_used_again(tmp_path: Path, version: int) -> None:
+    older_store(tmp_path, version)
+    before = (tmp_path / DiskStore.FILE).stat()
+    store = open_store(tmp_path)
+    assert (store.emptied_format, store.created, store.segments_cut) == (version, True, 0)
+    assert (tmp_path / DiskStore.FILE).stat().st_ino == before.st_ino, "there may be no room for another"
+    assert (store.recover(), store.damaged, store.unreadable) == (b"", 0, 0)
+    store.close()
+    store = open_store(tmp_path)
+    assert (store.emptied_format, store.created) == (0, False)
+    store.close()
+    assert kept(tmp_path) == {}
+    store_with(tmp_path, filled()[:2])
+    assert kept(tmp_path) == dict.fromkeys(filled()[:2], DONE)
+    assert sorted(os.listdir(tmp_path)) == sorted(HALVES)
+    assert all((tmp_path / name).stat().st_mode & 0o777 == 0o600 for name in HALVES)
+
+
+@pytest.mark.parametrize("segments", [1, 5])
+def test_an_older_store_takes_the_size_that_it_is_given(tmp_path: Path, segments: int) -> None:
+    """Also segments of another size: none of its own are left."""
+    older_store(tmp_path)
+    store = DiskStore(
+        str(tmp_path),
+        device=0,
+        capacity_bytes=4 * BLOCK + segments * 2 * SEGMENT_BYTES,
+        segment_bytes=2 * SEGMENT_BYTES,
+        fingerprint=FINGERPRINT,
+    )
+    assert (store.emptied_format, store.segments, store.segment_bytes) == (2, segments, 2 * SEGMENT_BYTES)
+    assert sum((tmp_path / name).stat().st_size for name in HALVES) == store.file_bytes
+    store.close()
+
+
+@pytest.mark.parametrize("left", ["missing", "empty", "damaged", "new", "one copy"])
+def test_an_older_store_is_emptied_whatever_its_headers_are(tmp_path: Path, left: str) -> None:
+    """new: a server was killed while it emptied the store. one copy: and it had begun with the last step."""
+    older_store(tmp_path)
+    headers = tmp_path / DiskStore.HEADERS
+    if left == "missing":
+        headers.unlink()
+    elif left == "empty":
+        os.truncate(headers, 0)
+    elif left == "damaged":
+        with headers.open("r+b") as file:
+            file.seek(30)
+            file.write(b"\xff" * 5)
+    else:
+        relabelled(headers, 3)
+    if left == "one copy":
+        with (tmp_path / DiskStore.FILE).open("r+b") as file:
+            file.seek(30)
+            file.write(b"\xff" * 5)
+    store = open_store(tmp_path)
+    assert (store.emptied_format, store.created) == (2, True)
+    store.close()
+    assert kept(tmp_path) == {}
+
+
+@pytest.mark.parametrize("why", ["newer", "damaged", "fingerprint", "owner", "headers not ours", "no room"])
+def test_another_store_is_not_emptied(tmp_path: Path, why: str) -> None:
+    older_store(tmp_path)
+    path = tmp_path / DiskStore.FILE
+    options = {"segments": 3}
+    says = "disk-foreign"
+    if why == "newer":
+        relabelled(path, 4)
+        says = "disk-foreign.*store is of format 4, expected 3: use the version that wrote it"
+    elif why == "damaged":
+        with path.open("r+b") as file:
+            for copy in (0, BLOCK):
+                file.seek(copy + 30)
+                file.write(b"\xff" * 5)
+        says = "disk-foreign.*damaged superblocks"
+    elif why == "fingerprint":
+        image = bytearray(path.read_bytes())
+        for copy in (0, BLOCK):
+            image[copy + 40] ^= 1
+        path.write_bytes(image)
+        relabelled(path, 2)
+        says = "disk-foreign.*records of another kind"
+    elif why == "owner":
+        path.chmod(0o604)
+        says = "disk-owner"
+    elif why == "headers not ours":
+        (tmp_path / DiskStore.HEADERS).write_bytes(b"precious" * 5000)
+        says = "disk-unknown"
+    else:
+        options, says = {"segments": 9}, "preallocating"
+    before = contents(tmp_path)
+    with files_at_most(HEADS + 3 * ROW_BYTES + BLOCK), pytest.raises((ValueError, OSError), match=says):
+        open_store(tmp_path, **options)
+    assert contents(tmp_path) == before
+
+
+def test_an_older_store_is_not_read_by_who_only_looks(tmp_path: Path) -> None:
+    older_store(tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(ValueError, match=r"disk-foreign.*of format 2 of an older release, expected 3"):
+        open_to_read(tmp_path)
+    assert contents(tmp_path) == before
+
+
 # ---------------------------------------------------------------- opened for reading
 
 
@@ -570,7 +685,7 @@ def test_the_header_on_disk_is_as_documented(tmp_path: Path) -> None:
     image, headers = ((tmp_path / half).read_bytes() for half in HALVES)
     assert headers[:HEADS] == image[:HEADS]
     magic, version, block, segment_bytes = struct.unpack_from("<8sIIQ", image)
-    assert (magic, version, block, segment_bytes) == (b"\0KVDISK1", 2, BLOCK, SEGMENT_BYTES)
+    assert (magic, version, block, segment_bytes) == (b"\0KVDISK1", 3, BLOCK, SEGMENT_BYTES)
     store_id, fingerprint, seal = struct.unpack_from("<16s32sQ", image, 24)
     assert (fingerprint, seal) == (FINGERPRINT, xxh3(image[:72]))
     label = HEADS + TABLE_BYTES
@@ -582,7 +697,8 @@ def test_the_header_on_disk_is_as_documented(tmp_path: Path) -> None:
     assert found[:5] == (b"\0KVRECD1", store_id, fields[4], 1, 2)
     assert found[5:8] == (record.digest("namespace"), record.digest("key"), record.digest("parent"))
     assert found[8:14] == (77 % 5, 77 % 3, record.payload_bytes, 77 % 7, LARGE // BLOCK, 77)
-    assert found[14] == xxh3(record.payload)
+    name = ShardName(record.digest("namespace"), record.digest("key"), 77 % 5, 77 % 3)
+    assert found[14] == slow_digest(record.payload, name)
     assert found[17] == xxh3(headers[header : header + 184])
     assert image[HEADS + ROW_BYTES + 2 * LARGE :][: record.payload_bytes] == record.payload
     store.close()

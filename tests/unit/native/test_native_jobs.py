@@ -350,7 +350,7 @@ def test_numbers_that_nobody_knows_are_refused_without_a_completion() -> None:
         with pytest.raises(ValueError, match="kind=move"):
             session.engine.submit(50, "move", CACHE, 1, 1, [])  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="block_ids: 5 bytes"):
-            session.engine.submit(50, "store", CACHE, 1, 1, [(0, 0, bytes(5), b"")])
+            session.engine.submit(50, "store", CACHE, 1, 1, [(0, 0, bytes(5), b"", b"")])
         with pytest.raises(ValueError, match="cache 3 is mapped already"):
             session.map(CACHE, [GROUP], [pool])
         with pytest.raises(ValueError, match="session 5 has a board already"):

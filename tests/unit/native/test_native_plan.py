@@ -218,6 +218,6 @@ def test_impossible_layouts_are_refused(group: Group) -> None:
 
 def test_packed_numbers_must_be_whole() -> None:
     with pytest.raises(ValueError, match="block_ids: 7 bytes"):
-        plan_pieces([KV_FIRST.packed()], [(0, 0, b"1234567", b"")], ARENA, "store")
+        plan_pieces([KV_FIRST.packed()], [(0, 0, b"1234567", b"", b"")], ARENA, "store")
     with pytest.raises(ValueError, match="slots: 9 bytes"):
-        plan_pieces([KV_FIRST.packed()], [(0, 0, struct.pack("<i", 1), bytes(9))], ARENA, "store")
+        plan_pieces([KV_FIRST.packed()], [(0, 0, struct.pack("<i", 1), bytes(9), b"")], ARENA, "store")

@@ -6,7 +6,7 @@ from itertools import groupby, pairwise
 
 import pytest
 
-from kvserver.tiers.records import NO_PARENT, DiskRecord, pack_disk, unpack_disk
+from kvserver.tiers.records import NO_PARENT, NO_SUM, DiskRecord, pack_disk, unpack_disk
 from kvserver.transfer.native import RecoveryOrder
 
 MANY = 1000
@@ -19,7 +19,7 @@ def key_of(name: str) -> bytes:
 
 def record(name: str, parent: str = "", *, namespace: str = "x", generation: int = 1, shard: int = 0) -> DiskRecord:
     above = key_of(parent) if parent else NO_PARENT
-    shape = (0, shard, 257, 3, 4096, generation, 0, 0, 0)
+    shape = (0, shard, 257, 3, 4096, generation, NO_SUM, 0, 0, 0)
     return DiskRecord(-1, key_of(namespace), key_of(name), above, *shape)
 
 
@@ -122,7 +122,7 @@ def test_nothing_found_is_nothing_told() -> None:
 
 
 def test_what_are_no_records_is_refused() -> None:
-    with pytest.raises(ValueError, match="found: 145 bytes"):
-        RecoveryOrder([bytes(145)], chunk_most=1)
+    with pytest.raises(ValueError, match="found: 153 bytes"):
+        RecoveryOrder([bytes(153)], chunk_most=1)
     with pytest.raises(ValueError, match="chunk_most=0"):
         RecoveryOrder([], chunk_most=0)

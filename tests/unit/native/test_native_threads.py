@@ -20,7 +20,7 @@ store = DiskStore(sys.argv[2], device=0, capacity_bytes=8 << 20, segment_bytes=1
 
 def disk_engine(threads):
     return DiskEngine(
-        arena_fd=arena, arena_bytes=BYTES, stores=[store], engine="threads", depth=threads, hash_threads=1
+        arena_fd=arena, arena_bytes=BYTES, stores=[store], engine="threads", depth=threads, sum_threads=1
     )
 
 

@@ -32,9 +32,9 @@ class FlipsAByte(Faulty):
     where = 0
     retrieves = False
 
-    def submit(self, *arguments: Any) -> None:
+    def submit(self, *arguments: Any, digests: bool) -> None:
         self.retrieves = arguments[1] == "retrieve"
-        self._engine.submit(*arguments)
+        self._engine.submit(*arguments, digests=digests)
 
     def completions(self, count: int) -> Any:
         if self.retrieves:
@@ -52,9 +52,9 @@ class FlipsAByteOfABlock(FlipsAByte):
 class ForgetsRetrieves(Faulty):
     """Drops retrieves, and shortens the self-test's wait for them."""
 
-    def submit(self, *arguments: Any) -> None:
+    def submit(self, *arguments: Any, digests: bool) -> None:
         if arguments[1] == "store":
-            self._engine.submit(*arguments)
+            self._engine.submit(*arguments, digests=digests)
         else:
             self_test.DEADLINE_MS = 50
 
@@ -62,11 +62,18 @@ class ForgetsRetrieves(Faulty):
 class FailsRetrieves(Faulty):
     """Makes retrieves fail with block ids outside the pool."""
 
-    def submit(self, *arguments: Any) -> None:
+    def submit(self, *arguments: Any, digests: bool) -> None:
         *others, groups = arguments
         if arguments[1] == "retrieve":
-            groups = [(group, first, b"\xff" * len(ids), slots) for group, first, ids, slots in groups]
-        self._engine.submit(*others, groups)
+            groups = [(group, first, b"\xff" * len(ids), *rest) for group, first, ids, *rest in groups]
+        self._engine.submit(*others, groups, digests=digests)
+
+
+class ComparesNothing(Faulty):
+    """Copies without digests, but tells right sums of its stores."""
+
+    def submit(self, *arguments: Any, digests: bool) -> None:
+        self._engine.submit(*arguments, digests=digests and arguments[1] == "store")
 
 
 def test_an_engine_that_works_passes() -> None:
@@ -82,6 +89,7 @@ def test_an_engine_that_works_passes() -> None:
         (FlipsAByteOfABlock, "bytes came back wrong"),
         (ForgetsRetrieves, "a retrieve did not end within 50 ms"),
         (FailsRetrieves, "a retrieve ended as "),
+        (ComparesNothing, "expected .'failed', 'digest'"),
     ],
 )
 def test_an_engine_that_does_not_is_refused(

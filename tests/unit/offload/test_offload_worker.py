@@ -223,3 +223,13 @@ def test_a_refusal_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
         "no cache rank=2 protocol: another number",
         "no cache rank=2 geometry: another chunk size",
     ]
+
+
+@pytest.mark.parametrize(("right_chunks", "failed"), [(0, {7, 8, 9, 3, 4}), (1, {8, 9, 3, 4}), (2, {3, 4}), (9, set())])
+def test_blocks_of_the_chunks_before_a_wrong_one_have_not_failed(right_chunks: int, failed: set[int]) -> None:
+    """Chunks of two blocks; the retrieve begins with the second block of the prefix."""
+    bench = Bench()
+    bench.worker.ends.begin_cache([2])
+    bench.worker.begin([retrieve()._replace(blocks=(Blocks(0, 1, [7, 8, 9, 3, 4]),))], [])
+    bench.client.futures[0].set_result(RetrieveResult(False, 0, "digest", right_chunks))
+    assert bench.worker.take_ended().failed_blocks == failed

@@ -27,8 +27,7 @@ BELOW: dict[str, str] = {
     "kvserver.service.requests": "service.state service.holdings service.telling service.base index tiers transfer "
     "wire",
     "kvserver.service.disk": "service.requests service.state service.holdings service.base index tiers wire",
-    "kvserver.service.operators": "service.disk service.requests service.state service.base service.telling index "
-    "tiers wire",
+    "kvserver.service.operators": "service.requests service.state service.base service.telling index tiers wire",
     "kvserver.service.report kvserver.service.check": "service.operators service.state service.holdings "
     "service.telling index tiers transfer wire",
     "kvserver.service": "service.base service.telling service.state service.requests service.disk service.operators "

@@ -301,12 +301,14 @@ OF_THE_SHELL = {
     "lookup_handle_seconds",
     "ledger_damaged_entries_total",
 }
-CONFIGURED = {"arena_slabs", "chunks_max", "disk_total_bytes", "disk_daily_write_bytes"}
+CONFIGURED = {"arena_slabs", "chunks_max", "digests", "disk_total_bytes", "disk_daily_write_bytes"}
 CONSTANT = {"build_info", "incarnation"}
 MEASURED = {"disk_write_bytes_per_second", "disk_read_bytes_per_second"}
 """Rates measured over a megabyte at least, which no rig moves at once: test_placement."""
-ELSEWHERE = {"disk_rewritten_bytes_total", "disk_stalled_seconds"}
-"""Metrics for changed record sizes and stalled devices: test_service_disk_sizes, test_disk_stalls."""
+SCRUBBED = {"scrubbed_bytes_total", "scrub_round_seconds"}
+ELSEWHERE = SCRUBBED | {"disk_rewritten_bytes_total", "disk_stalled_seconds", "unverified_shards_total"}
+"""Metrics for scrubs, changed record sizes, stalled devices and digests: test_scrub, test_service_disk_sizes,
+test_disk_stalls, test_mismatches."""
 
 
 class Watched:

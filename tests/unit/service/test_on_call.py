@@ -35,6 +35,7 @@ def said(
     disk_state: str = "ready",
     *,
     clears_owed: int = 0,
+    digests: bool = True,
     drain: DrainState = "",
     drain_waits: str = "",
 ) -> list[str]:
@@ -44,6 +45,7 @@ def said(
         disks=disks,
         disk_problem=disk_problem(disks, disk_state),
         clears_owed=clears_owed,
+        digests=digests,
         drain=drain,
         drain_waits=drain_waits,
     )
@@ -56,6 +58,8 @@ def test_nothing_is_said_while_all_is_well() -> None:
     (owed,) = said(clears_owed=3)
     assert owed.startswith("3 clears are not durable yet")
     assert troubles(Counters(), []) == {}
+    (off,) = said(digests=False)
+    assert off.startswith("digests are off")
 
 
 def test_what_a_mover_warns_of_is_said_with_its_device() -> None:

@@ -4,7 +4,7 @@ from array import array
 
 import msgspec
 
-from kvserver.tiers.records import NO_GROUP, NO_PARENT, Record, pack
+from kvserver.tiers.records import NO_GROUP, NO_PARENT, NO_SUM, Record, pack
 from kvserver.tiers.slots import SLOT_ALIGN
 from kvserver.wire.messages import KEY_BYTES, Clear, GroupBlocks, GroupSpec, RegionRun, Stored
 from tests.rigs.brain_lives import CHUNKS_MAX, SPAN_BYTES, Life, engine
@@ -144,7 +144,9 @@ def test_one_of_two_marks_of_a_chunk_stays(descriptor: int) -> None:
 
 def test_a_mark_among_the_slots_is_not_believed(descriptor: int) -> None:
     life, keys = Life(descriptor), chain(1, 2)
-    life.ledger.seal(pack(Record(5 * SLOT_ALIGN, NAMESPACE, key(keys, 0), NO_PARENT, NO_GROUP, 0, 0, 0, SLOT_ALIGN, 3)))
+    life.ledger.seal(
+        pack(Record(5 * SLOT_ALIGN, NAMESPACE, key(keys, 0), NO_PARENT, NO_GROUP, 0, 0, 0, SLOT_ALIGN, 3, NO_SUM))
+    )
     client = engine(life, STATE)
     assert Life(descriptor).facts()["chunks"] == 0
     assert life.kinds() == {}

@@ -17,6 +17,7 @@ from kvserver.wire.messages import (
     HANDLE_BYTES,
     NAME_BYTES_MAX,
     PLACES_MAX,
+    PROTOCOL,
     REGION_RUNS_MAX,
     Attach,
     Buffer,
@@ -72,7 +73,7 @@ def test_requests_and_replies_have_different_tags() -> None:
     for _, golden in REPLIES:
         assert refusal(golden).code == "frame"
     for _, golden in REQUESTS:
-        with pytest.raises(RequestError, match="not a reply of protocol 5"):
+        with pytest.raises(RequestError, match=f"not a reply of protocol {PROTOCOL}"):
             decode_reply(golden)
 
 
@@ -87,7 +88,7 @@ def test_the_longest_orders_fit_one_message() -> None:
     mapping = orders.MapCache(HUGE, HUGE, HUGE, buffers, [group] * GROUPS_MAX, "server-gather", "dmabuf", [staging])
     assert len(orders.encode(mapping)) <= orders.ORDER_BYTES_MAX
     chunks = PLACES_MAX // 3 // GROUPS_MAX
-    copied = orders.CopyGroup(HUGE, HUGE, bytes(4 * chunks), bytes(8 * chunks))
+    copied = orders.CopyGroup(HUGE, HUGE, bytes(4 * chunks), bytes(8 * chunks), bytes(8))
     copy = orders.Copy(HUGE, "retrieve", HUGE, HUGE, HUGE, "server-gather", [copied] * GROUPS_MAX)
     assert 390_000 < len(orders.encode(copy)) <= orders.ORDER_BYTES_MAX
 
@@ -127,12 +128,12 @@ def test_a_field_of_another_type_is_named(frame: Request, golden: bytes) -> None
 def test_another_protocol_is_refused_naming_both_versions() -> None:
     for hello in (
         ["hello", 7, 1, "engine", 1, 1, 0],
-        ["hello", 7, 6, {"a": "shape"}, "that nobody knows yet"],
+        ["hello", 7, PROTOCOL + 1, {"a": "shape"}, "that nobody knows yet"],
         ["hello", 7, "2.1"],
     ):
         reply = refusal(encode(hello))
         assert (reply.id, reply.family, reply.code) == (7, "request", "protocol")
-        assert reply.message == f"this server speaks protocol 5, the client said {hello[2]!r}"
+        assert reply.message == f"this server speaks protocol {PROTOCOL}, the client said {hello[2]!r}"
 
 
 def test_an_unknown_tag_is_named() -> None:

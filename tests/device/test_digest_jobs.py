@@ -1,0 +1,255 @@
+"""Device jobs with digests: sums are right in every mode, and no error between engine and arena goes unnoticed."""
+
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+
+from kvserver.transfer.native import DONE, FAILED, NO_DIGEST, digest_sum
+from tests.device.conftest import VENDORS
+from tests.device.digest_rig import MODES, PRIME, REACHES, Halves, Planted, Scene, many_faults, stretches_of, with_sums
+from tests.device.mover_rig import RETRIEVE, STORE
+from tests.device.simulated import CODE, CORRUPT, Machine
+from tests.rigs.oracle_plan import CopyGroup
+from tests.rigs.slow_digest import slow_sum
+
+SEEDS_EACH = 3
+FAULTS_EACH = 7
+SEGMENTS = 8
+PLACES = [(mode, reach) for mode in MODES for reach in REACHES]
+
+
+@pytest.fixture(scope="module", params=VENDORS)
+def halves(request: pytest.FixtureRequest) -> Iterator[Halves]:
+    with Machine(request.param) as machine, Halves(machine) as made:
+        yield made
+
+
+@pytest.mark.parametrize(("mode", "reach"), PLACES)
+def test_sums_are_right_and_every_planted_error_is_noticed(halves: Halves, mode: str, reach: str) -> None:
+    """Random layouts; whole chunks and parts of them."""
+    first = SEEDS_EACH * (PLACES.index((mode, reach)) + len(PLACES) * VENDORS.index(halves.machine.vendor))
+    met: Counter[str] = Counter()
+    for seed in range(first, first + SEEDS_EACH):
+        with Scene(halves, mode, reach, seed) as scene:
+            many_faults(scene, FAULTS_EACH, lambda what: met.update([what]))
+    assert met.total() == SEEDS_EACH * FAULTS_EACH
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nothing_is_judged_before_a_late_device_has_summed_it(halves: Halves, mode: str) -> None:
+    with Scene(halves, mode, "register", 12) as scene:
+        halves.machine.delay_operations(3000)
+        try:
+            stored = scene.store()
+            assert scene.run("retrieve", stored).status == "done"
+            assert scene.run("retrieve", scene.part(stored)).status == "done"
+        finally:
+            halves.machine.delay_operations(0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_sums_are_those_of_the_slow_formula(halves: Halves, mode: str) -> None:
+    with Scene(halves, mode, "register", 2) as scene:
+        stored = scene.store()
+        payloads = [scene.arena[slot : slot + size] for slot, size in scene.shards(stored)]
+        assert [value for copy in stored for value in copy.sums] == [slow_sum(payload) for payload in payloads]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_chunks_to_skip_have_no_sum_and_unknown_sums_are_not_compared(halves: Halves, mode: str) -> None:
+    with Scene(halves, mode, "register", 11) as scene:
+        stored = scene.store(scene.whole(skips=True))
+        sums = scene.sums_of(stored)
+        assert len(sums) > 2
+        for nth, (slot, _) in enumerate(scene.shards(stored)):
+            scene.arena[slot] ^= 4
+            scene.fails(stored, Planted("flipped bit", [nth]))
+            scene.retrieve(with_sums(stored, [*sums[:nth], NO_DIGEST, *sums[nth + 1 :]]))
+            scene.arena[slot] ^= 4
+        scene.retrieve(with_sums(stored, [NO_DIGEST] * len(sums)))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_without_digests_nothing_is_summed(halves: Halves, mode: str) -> None:
+    with Scene(halves, mode, "register", 5) as scene:
+        copies = scene.whole()
+        end = scene.run("store", copies, digests=False)
+        assert (end.status, end.sums) == ("done", [])
+        scene.arena[scene.shards(copies)[0][0]] ^= 1
+        end = scene.run("retrieve", with_sums(copies, [7] * len(scene.shards(copies))), digests=False)
+        assert (end.status, end.wrong, end.word) == ("done", [], DONE)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_retrieve_must_bring_a_sum_for_each_slot(halves: Halves, mode: str) -> None:
+    with Scene(halves, mode, "register", 5) as scene:
+        copies = scene.whole()
+        assert scene.run("retrieve", copies)[:2] == ("invalid", "sums")
+        cut = [CopyGroup(*copy[:4], copy[4][:-1]) for copy in map(_fields, scene.store(copies))]
+        assert scene.run("retrieve", cut)[:2] == ("invalid", "sums")
+
+
+def _fields(copy: CopyGroup) -> tuple[int, int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    return copy.group, copy.first_block, copy.block_ids, copy.slots, copy.sums
+
+
+# ---------------------------------------------------------------- a client that says something else
+
+LIES = {
+    "another sum": lambda total, size: ((total + 1) % PRIME, size),
+    "a sum beyond all": lambda total, size: (total + PRIME, size),
+    "the largest number": lambda total, size: (2**64 - 1, size),
+    "a byte less": lambda total, size: (total, size - 1),
+    "a byte more": lambda total, size: (total, size + 1),
+    "nothing": lambda total, size: (0, 0),
+    "no end of bytes": lambda total, size: (total, 2**64 - 1),
+}
+
+
+class Played:
+    """The client's answers for one job, as a test wants them."""
+
+    def __init__(self, scene: Scene, lane: int) -> None:
+        self.scene = scene
+        self.lane = lane
+
+    def answer(self, shards: list[tuple[int, int]], lie: str = "", at: int = -1) -> list[int]:
+        """Answers until every shard was asked for. Says of shard `at` what is not so; returns the works asked."""
+        nth, works = 0, []
+        while nth < len(shards):
+            segment, sequence, _, work, packed = self.scene.halves.client.call("take", self.lane)
+            works.append(work)
+            said = array("Q")
+            for begin, end in stretches_of(packed):
+                slot, size = shards[nth]
+                total, length = digest_sum(self.scene.arena[slot + begin : slot + end], 0, end - begin, begin)
+                said.extend(LIES[lie](total, length) if lie and nth == at and end == size else (total, length))
+                nth += end == size
+            self.scene.halves.client.call("done", self.lane, segment, sequence, said.tobytes())
+        return works
+
+
+@pytest.mark.parametrize("mode", ["staged", "direct with a ring"])
+def test_the_sums_of_a_client_are_believed_only_if_they_are_right(halves: Halves, mode: str) -> None:
+    with Scene(halves, mode, "register", 6, played=True) as scene:
+        scene.arena[:] = scene.rng.randbytes(len(scene.arena))
+        copies = scene.whole()
+        sums, shards = scene.sums_of(copies), scene.shards(copies)
+        copies = with_sums(copies, sums)
+        client = Played(scene, RETRIEVE)
+        for number, lie in enumerate(["", *LIES]):
+            at = number % len(shards)
+            scene.begin("retrieve", copies)
+            works = client.answer(shards, lie, at)
+            end = scene.end()
+            assert set(works) == {2 if scene.expected_mode == "direct" else 1}
+            if lie:
+                assert (end.status, end.code, end.wrong) == ("failed", "digest", [at]), lie
+            else:
+                assert (end.status, end.code) == ("done", "")
+
+
+@pytest.mark.parametrize("mode", ["staged", "direct with a ring"])
+def test_a_store_whose_client_says_impossible_sums_fails(halves: Halves, mode: str) -> None:
+    with Scene(halves, mode, "register", 6, played=True) as scene:
+        shards = scene.shards(scene.whole())
+        client = Played(scene, STORE)
+        for lie in ["", *LIES]:
+            scene.begin("store", scene.whole())
+            client.answer(shards, lie, len(shards) - 1)
+            end = scene.end()
+            if lie in ("", "another sum"):  # the retrieve will notice it
+                assert (end.status, len(end.sums)) == ("done", len(shards))
+            else:
+                assert (end.status, end.code, end.sums, end.word) == ("failed", "digest", [], FAILED), lie
+
+
+@pytest.mark.parametrize("taken", [False, True])
+@pytest.mark.parametrize("lane", [STORE, RETRIEVE])
+def test_a_direct_job_whose_client_does_not_answer_ends_when_it_is_cancelled(
+    halves: Halves, lane: int, taken: bool
+) -> None:
+    with Scene(halves, "direct with a ring", "register", 6, played=True) as scene:
+        copies = scene.whole()
+        kind = "store" if lane == STORE else "retrieve"
+        scene.begin(kind, with_sums(copies, scene.sums_of(copies)))
+        if taken:
+            halves.client.call("take", lane)
+        scene.mover.half.call("cancel", scene.JOB)
+        end = scene.end()
+        assert (end.status, end.sums, end.wrong, end.word) == ("abandoned", [], [], FAILED)
+
+
+# ---------------------------------------------------------------- a device that makes mistakes
+
+
+class Mistake(NamedTuple):
+    mode: str
+    where: str
+    """The process in which it happens."""
+    operation: str
+    """A stream's; of a kernel also its report."""
+    action: int = CORRUPT
+    jobs: tuple[str, ...] = ("store", "retrieve")
+
+
+STORES = ("store",)
+"""A kernel sums what it reads. What a scatter writes wrongly afterwards is outside a digest's way."""
+MISTAKES = [
+    Mistake("staged", "client", "run:kernel", jobs=STORES),
+    Mistake("staged", "mover", "run:copy"),
+    Mistake("server-gather", "mover", "run:kernel", jobs=STORES),
+    Mistake("server-gather", "mover", "run:copy"),
+    Mistake("direct with a ring", "mover", "run:copy"),
+    Mistake("direct", "mover", "run:copy"),
+    *(
+        Mistake(mode, where, "run:report", action)
+        for mode, where in (
+            ("staged", "client"),
+            ("server-gather", "mover"),
+            ("direct with a ring", "client"),
+            ("direct", "mover"),
+        )
+        for action in (CORRUPT, CODE)
+    ),
+]
+
+
+@pytest.mark.parametrize(("mistake", "kind"), [(mistake, kind) for mistake in MISTAKES for kind in mistake.jobs])
+def test_a_mistake_of_the_device_is_noticed(halves: Halves, mistake: Mistake, kind: str) -> None:
+    """A copy or a kernel writes one wrong byte, into staging, the arena, or the report; or there is no report."""
+    with Scene(halves, mistake.mode, "register", 6) as scene:
+        pid = halves.client.pid if mistake.where == "client" else scene.mover.half.pid
+        copies = scene.whole()
+        for _ in range(SEGMENTS):  # each has a right report of these bytes then
+            good = scene.store(copies)
+            scene.retrieve(good)
+
+        def mistaken(job: str, brought: list[CopyGroup]) -> list[int]:
+            with halves.machine.rule(mistake.operation, mistake.action, code=1, pid=pid, times=1) as rule:
+                end = scene.run(job, brought)
+                assert rule.met(), "it happened"
+            if job == "store" and end.status == "done":
+                return end.sums
+            assert (end.status, end.code) == ("failed", "digest")
+            return []
+
+        if kind == "retrieve":
+            mistaken("retrieve", good)
+        elif sums := mistaken("store", copies):
+            wrong = [at for at, right in enumerate(scene.sums_of(copies)) if right != sums[at]]
+            assert wrong
+            scene.fails(with_sums(copies, sums), Planted(mistake.operation, wrong))
+        for _ in range(SEGMENTS):
+            scene.retrieve(scene.store(copies))
+
+
+def test_digests_do_not_spoil_a_stream_capture(halves: Halves) -> None:
+    with Scene(halves, "staged", "register", 6) as scene:
+        halves.client.call("begin_capture")
+        stored = scene.store()
+        assert scene.run("retrieve", stored).status == "done"
+        assert halves.client.call("end_capture") == 0
