@@ -9,7 +9,7 @@ from kvserver.service.base.events import Event, Reported
 from kvserver.service.service import Service
 from kvserver.tiers.records import Record
 from kvserver.wire.messages import ALL_RIGHT, Retrieved
-from kvserver.wire.orders import Done, Moved
+from kvserver.wire.orders import Done, Moved, Scrubbed
 
 from . import service_view
 from .content import keys_of, path_of
@@ -40,10 +40,15 @@ class DigestPromises:
         self._promises = promises
         self._found: dict[int, list[Record]] = {}
         """Job (of a disk: its negative number) -> wrong shards of DRAM that its mover has reported."""
+        self._scrubbed: dict[int, list[Record]] = {}
+        """The same, for jobs that scrub."""
 
     def found(self, job: int, wrong: Sequence[Record | None]) -> None:
         if wrong:
             self._found[job] = [record for record in wrong if record is not None]
+
+    def found_by_scrub(self, job: int, wrong: list[Record]) -> None:
+        self._scrubbed[job] = wrong
 
     def before(self, event: Event, service: Service) -> Expected:
         """What must be counted after the event, and what must go."""
@@ -58,6 +63,9 @@ class DigestPromises:
                 wrong = self._found.pop(-moved.job, [])
                 faults = sum(fault.fault == "checksum" for fault in moved.faults)
                 mismatches["dram" if wrong else "disk"] += faults
+            case Reported(_, Scrubbed(job)):
+                wrong = self._scrubbed.pop(job)
+                mismatches["dram"] += len(wrong)
         leaving = [record for record in wrong if self._is_held(record)]
         first = min((len(path_of(record.key)) - 1 for record in wrong), default=ALL_RIGHT)
         return Expected(+mismatches, unverified, first, leaving)

@@ -34,12 +34,14 @@ from kvserver.wire.orders import (
     Ready,
     Recover,
     Report,
+    Scrub,
     TellRecords,
 )
 
 from .board import Board
 from .content import Block
 from .memory import Pool, Wrong
+from .scrub import scrubbed
 from .sums import NOTHING, packed, sum_of
 
 if TYPE_CHECKING:
@@ -206,6 +208,8 @@ class SimDiskMover:
                 self._begin(DiskRun(job, "write", items_of(records)))
             case Promote(job, records):
                 self._begin(DiskRun(job, "read", items_of(records)))
+            case Scrub():
+                self.reports.append(scrubbed(self._world, order))
             case Note():
                 self._note(order)
             case ForgetNotes(namespaces, void):

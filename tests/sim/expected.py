@@ -36,10 +36,12 @@ _COMMANDS = (
 _ORDERS = (
     *("MapBoard", "DropBoard", "MapCache", "UnmapCache", "Copy", "Cancel", "ArenaReady"),
     *("Demote", "Promote", "Note", "ForgetNotes", "Recover", "TellRecords", "DrainDevice", "EraseDevice"),
+    "Scrub",
 )
 _REPORTS = (
     *("Ready", "Mapped", "MapFailed", "Unmapped", "Done"),
     *("Moved", "Noted", "DeviceIs", "FoundNote", "Listed", "FoundRecords"),
+    "Scrubbed",
 )
 _WISHES = ("StartMover", "KillMover")
 _WHYS = ("", "full", "parent-absent", "ranks-missing", "busy", "abandoned", "discarded")
@@ -97,6 +99,8 @@ EXPECTED = (
     "accounts that gave to others",
     "accounts that gave to others on disk",
     "blocks compared",
+    "scrubs",
+    "scrubs that found something",
     "counted disk_rewritten_bytes",
     *(f"disk_{name}" for name in ("writes", "reads", "evictions", "lost", "recovered")),
     *(f"{what} {kind}" for what in ("planted", "noticed") for kind in KINDS),

@@ -29,6 +29,7 @@ from kvserver.wire.orders import (
     Order,
     Ready,
     Report,
+    Scrub,
     StartMover,
     UnmapCache,
     Unmapped,
@@ -40,6 +41,7 @@ from .board import DONE, FAILED, Board
 from .content import Block, block_of
 from .disk import SimDiskMover
 from .memory import Arena, Pool, Wrong
+from .scrub import scrubbed
 from .sums import NOTHING, PRIME, packed, part_of
 
 if TYPE_CHECKING:
@@ -183,6 +185,8 @@ class SimMover:
                 self._begin_copy(order)
             case ArenaReady(slabs):
                 self.slabs_ready = slabs
+            case Scrub():
+                self.reports.append(scrubbed(self._world, order))
             case Cancel(job):
                 for run in self.runs:
                     if run.order.job == job and not run.begun:

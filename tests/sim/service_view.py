@@ -1,6 +1,7 @@
 """The simulator's only view into the service: compares it with the ledger, and checks that it is idle."""
 
 from collections import Counter
+from dataclasses import replace
 from random import Random
 
 from kvserver.index.coverage import servable_chunks
@@ -78,7 +79,7 @@ def slots_being_read(service: Service, moved: Moved) -> list[int]:
     """Slots that the end of a read will seal: those of complete groups, if their chunk is still held."""
     tier = _core(service).disk
     job = tier.chunks.jobs.get(moved.job) if tier is not None else None
-    if job is None or job.kind == "write":
+    if job is None or job.kind != "read":
         return []
     if _core(service).chunks.spaces.get(job.space.digest) is not job.space or job.node.state != READY:
         return []
@@ -364,6 +365,11 @@ def _is_over_budget(tier: DiskTier, going: Emptying, now_ns: int) -> bool:
     placement = tier.devices[going.device].placement
     moves = (space.group_bytes(node.on_disk) for node, space in going.moving.items())
     return any(placement.refusal(count, now_ns) == "budget" for count in moves)
+
+
+def end_scrubs(service: Service) -> None:
+    """No further scrub begins: it would keep the service from coming to rest."""
+    _core(service).reload(replace(_core(service).bounds, scrub_bytes_per_s=0))
 
 
 def check_idle(service: Service, ledger: Ledger) -> None:

@@ -70,6 +70,7 @@ from kvserver.wire.orders import (
     Moved,
     Promote,
     Ready,
+    Scrubbed,
     StartMover,
 )
 
@@ -268,6 +269,8 @@ class Shell:
                 takes = True
             case Reported(_, Moved(_, faults)) if faults:
                 takes = True
+            case Reported(_, Scrubbed(_, wrong)) if wrong:
+                takes = True
             case Reported(_, Done(wrong=wrong)) if wrong:
                 takes = True
             case Reported(_, FoundNote() | Listed() | FoundRecords()):
@@ -309,6 +312,8 @@ class Shell:
         match event:
             case Reported(_, Moved(_, faults)):
                 return bool(faults)
+            case Reported(_, Scrubbed(_, wrong)):
+                return bool(wrong)
             case MoverGone(mover):
                 return service_view.is_disk_mover(self.service, mover)
             case Tick():

@@ -142,7 +142,8 @@ class Swarm:
         self.verifies = self.verifies_later = True
         """Digests are on, before and after the first death of a brain."""
         self._choose_digest_faults(rng)
-        self.bounds = replace(self._bounds(rng), verifies=self.verifies)
+        rate = rng.choice((1_000_000, 10_000_000, 1_000_000_000)) if rng.random() < 0.3 else 0
+        self.bounds = replace(self._bounds(rng), verifies=self.verifies, scrub_bytes_per_s=rate)
         self.slabs_at_start = rng.choice((0, 1, *[self.bounds.arena_bytes // self.bounds.slab_bytes] * 5))
 
     def _be_gentle(self, rng: Random) -> None:

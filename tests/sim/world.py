@@ -279,6 +279,8 @@ class World:
     def be_calm(self) -> None:
         """No new work begins and no fault happens from now on."""
         self.calm = True
+        self.swarm.bounds = replace(self.swarm.bounds, scrub_bytes_per_s=0)
+        service_view.end_scrubs(self.shell.service)
         self.devices.notes_fail = ""
         self.shell.effects_left = -1
 
