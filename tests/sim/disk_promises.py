@@ -54,8 +54,9 @@ class DiskPromises:
     def began(self, bounds: Bounds, now_ns: int) -> None:
         self._daily_bytes, self._began_ns = bounds.disk_daily_write_bytes, now_ns
 
-    def ordered(self, order: Demote | Promote) -> None:
-        """Each order reads only sealed slots, writes only unused slots, and has its extents to itself."""
+    def ordered(self, order: Demote | Promote, on_disk: dict[Shard, tuple[int, int]]) -> None:
+        """Each order reads only sealed slots, writes only unused slots, and has its extents to itself. on_disk: where
+        records are after the event: a scrub may read what has just moved."""
         for record in unpack_disk(order.records):
             extent = extent_at(record.device, record.offset)
             if extent in self._extents:
@@ -72,7 +73,7 @@ class DiskPromises:
                 self._promises.disk_reads_slot(order.job, list(units))
                 self._charge(record)
             else:
-                self._check_place(record)
+                self._check_place(record, on_disk if not order.asked else self._promises.on_disk)
                 self.reads.setdefault(order.job, []).append(record)
                 self._promises.disk_writes_slot(order.job, record.arena_offset, list(units))
 
@@ -115,14 +116,14 @@ class DiskPromises:
         if record.parent != (parent or bytes(32)):
             raise Wrong(f"chunk {path_of(record.key)} is written to disk under the parent {record.parent.hex()[:8]}")
 
-    def _check_place(self, record: DiskRecord) -> None:
+    def _check_place(self, record: DiskRecord, on_disk: dict[Shard, tuple[int, int]]) -> None:
         """A read must name exactly the record that was written at its place."""
         name = _name(record)
         asked = (extent_at(record.device, record.offset), record.generation)
         if self._of_cleared.get(asked[0]) == (name, asked[1]):
             return
-        if self._promises.on_disk.get(name, asked) != asked:
-            raise Wrong(f"{name} is read from {asked}; it is at {self._promises.on_disk[name]}")
+        if on_disk.get(name, asked) != asked:
+            raise Wrong(f"{name} is read from {asked}; it is at {on_disk[name]}")
 
     def _charge(self, record: DiskRecord) -> None:
         """Writes stay within the daily budget, and no two chunks share a generation."""

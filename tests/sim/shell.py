@@ -414,7 +414,7 @@ class Shell:
             case Copy():
                 self.promises.copy_sent(order)
             case Demote() | Promote():
-                self.promises.disk.ordered(order)
+                self.promises.disk.ordered(order, service_view.on_disk(self.service))
         mover = self._world.supervisor.movers.get(effect.mover)
         if isinstance(order, DropBoard) and isinstance(mover, SimMover) and mover.maps(order.session):
             raise Wrong(f"the board of session {order.session} was dropped while a cache of it is mapped")
