@@ -80,4 +80,6 @@ def test_a_disk_that_does_not_open_in_time_is_tried_again(tmp_path: Path, halt: 
         until("the mover to be given up", lambda: is_gone(first))
         disk_ready(server)
         assert server.disk_mover_pid() != first
-        assert sorted(path.name for path in disk.iterdir()) == STORES
+        until(
+            "the store and its first note to be there", lambda: sorted(path.name for path in disk.iterdir()) == STORES
+        )
