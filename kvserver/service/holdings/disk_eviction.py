@@ -12,7 +12,6 @@ counts all devices together. So a tenant at its maximum makes room wherever its 
 guarantee takes from tenants above theirs, on the device that its chunk is for.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -232,12 +231,10 @@ class DiskRoom:
         What was cleared or cut off goes by itself."""
         if self._accounts is None:
             return
-        going: Counter[Account] = Counter()
-        for space in self._retired:
-            going[self._accounts.of_space(space)] += space.disk_bytes
+        going = self._accounts.leaving(self._retired)
         for account in self._accounts.all():
             for _ in range(chunks_max):
-                own = self._coldest_of(account) if account.lacks(-going[account]) else None
+                own = self._coldest_of(account) if account.lacks(-going.get(account, 0)) else None
                 if own is None:
                     break
                 self._drop(*own)

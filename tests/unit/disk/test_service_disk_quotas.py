@@ -235,3 +235,22 @@ def test_a_lowered_maximum_takes_nothing_that_lives_while_a_clear_makes_enough_r
     account(rig, "agents").max_bytes = 2 * CHUNKS * EXTENT_BYTES
     rig.wait_ms(100)
     assert kept(rig, CHAT, prompts) == [CHUNKS] * 2
+
+
+def test_a_namespace_may_be_forgotten_before_it_is_known_whose_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mover has named the namespace and none of its chunks yet, so it belongs to no tenant."""
+    rig = rig_with(quota("agents", most=6), namespaces_max=1)
+    stored(client_of(rig, "agents", AGENTS), 2, seed=1)
+    obey, untold = rig._obey, []
+    monkeypatch.setattr(
+        rig, "_obey", lambda mover, order: untold.append(mover) if order == TellRecords() else obey(mover, order)
+    )
+    restart(rig)
+    client_of(rig, "guests", GUESTS)
+    rig.wait_ms(100)
+    monkeypatch.undo()
+    for mover in untold:
+        obey(mover, TellRecords())
+    rig.wait_ms(100)
+    assert tier_of(rig).recovered
+    assert list(rig.core.chunks.spaces) == [GUESTS]
