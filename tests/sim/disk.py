@@ -3,14 +3,16 @@
 A device's contents outlive every process. A record is there or not, with the bytes its slot had when it was written.
 A write first deletes what its extent held, so a mover that dies between the two steps leaves nothing. Faults: I/O
 errors, partial writes that were reported as success, bytes that rot, I/O in any order, a mover that stops or dies at
-any point.
+any point. A device may be missing when a mover starts, and be back when a later one does.
 """
 
 import random
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from kvserver.movers.disk_notes import FORGOTTEN, Known, together
 from kvserver.tiers.prefix_notes import prefix_from
 from kvserver.tiers.records import NO_SUM, DiskRecord, Record, pack_disk, unpack_disk
 from kvserver.wire.orders import (
@@ -65,9 +67,11 @@ class Stored:
 class Devices:
     """The records on all devices, by (device, offset), and their notes."""
 
-    def __init__(self, segment_bytes: int) -> None:
+    def __init__(self, segment_bytes: int, devices: int) -> None:
         self.records: dict[tuple[int, int], Stored] = {}
-        self.notes: dict[bytes, tuple[bytes, int]] = {}
+        self.notes: list[dict[bytes, Known]] = [{} for _ in range(devices)]
+        self.away: set[int] = set()
+        """Devices that cannot be opened now. They keep their records and notes."""
         self.notes_fail: Literal["", "full", "broken"] = ""
         """"full": the file system has no room for a note of another namespace. "broken": it takes no note at all."""
         self.given_up: dict[bytes, int] = {}
@@ -89,20 +93,28 @@ class Devices:
         stored = self.records[record.device, record.offset] = Stored(record, blocks, payload_sum)
         return stored
 
-    def note(self, namespace: bytes, document: bytes, void: int) -> bool:
-        """Returns True if the note is durable, including its document."""
-        known = self.notes.get(namespace)
-        if self.notes_fail == "broken" or (self.notes_fail == "full" and known is None):
+    def note(self, devices: Iterable[int], namespace: bytes, document: bytes, void: int) -> bool:
+        """Notes this on several devices. Returns True if the note is durable on one, including its document."""
+        kept = [self._note_on(self.notes[device], namespace, Known(document, void)) for device in devices]
+        return any(kept)
+
+    def _note_on(self, notes: dict[bytes, Known], namespace: bytes, note: Known) -> bool:
+        before = notes.get(namespace)
+        if self.notes_fail == "broken" or (self.notes_fail == "full" and before is None):
             return False
-        kept, before = known or (b"", 0)
-        if self.notes_fail:
-            self.notes[namespace] = (kept, max(void, before))
-            return document in (b"", kept)
-        self.notes[namespace] = (document or kept, max(void, before))
-        return True
+        kept, void = before or Known(b"", 0)
+        document = kept if self.notes_fail else note.document or kept
+        notes[namespace] = Known(document, max(note.void, void))
+        return note.document in (b"", document)
+
+    def complete(self, device: int, known: dict[bytes, Known]) -> bool:
+        """A device learns the combined notes. True if it has them all; FORGOTTEN comes last."""
+        missing = sorted(known.items() - self.notes[device].items(), key=lambda item: item[0] == FORGOTTEN)
+        return all(self.note([device], namespace, *note) for namespace, note in missing)
 
     def erase(self, device: int) -> None:
         self.drains[device] = "drained"
+        self.notes[device] = {}
         self.records = {at: stored for at, stored in self.records.items() if at[0] != device}
 
     def read(self, wanted: DiskRecord) -> Stored | None:
@@ -143,7 +155,10 @@ class SimDiskMover:
         self.inbox: deque[tuple[Order, Pool | None, Board | None]] = deque()
         self.reports: deque[Report] = deque()
         self.runs: list[DiskRun] = []
-        self._notes_at_start: dict[bytes, tuple[bytes, int]] = {}
+        self._open: list[int] = []
+        """Devices that this mover has opened."""
+        self._known: dict[bytes, Known] = {}
+        """The combined notes at the start."""
         self._notes_problem = False
         """A note failed, so we reported that the devices take no writes."""
         self._untold: list[list[DiskRecord]] = []
@@ -184,20 +199,46 @@ class SimDiskMover:
             self._world.supervisor.died(self)
             return
         self.state = "running"
-        self._notes_at_start = self._world.devices.notes.copy()
+        devices = self._world.devices
+        _take_away_or_bring_back(self._world)
+        every = range(self._world.swarm.bounds.disk_devices)
+        self._open = [device for device in every if device not in devices.away]
         self.reports.append(Ready(2000 + self.number, "simulated", []))
-        for device in range(self._world.swarm.bounds.disk_devices):
+        for device in every:
             self._tell(device, "simulated" if self._world.chance("device-fails") else "")
+        self._learn()
+
+    def _learn(self) -> None:
+        """Every device learns what only some of them know."""
+        devices = self._world.devices
+        open_devices = self._undrained()
+        self._known = together([devices.notes[device] for device in open_devices])
+        completed = [devices.complete(device, self._known) for device in open_devices]
+        if not all(completed):
+            self._fail_notes()
+
+    def _undrained(self) -> list[int]:
+        return [device for device in self._open if self._world.devices.drains.get(device) != "drained"]
+
+    def _fail_notes(self) -> None:
+        if not self._notes_problem:
+            self._notes_problem = True
+            for device in range(self._world.swarm.bounds.disk_devices):
+                self._tell(device, "its notes cannot be written")
 
     def _mend_notes(self) -> None:
         if self._world.devices.notes_fail and self._world.chance("notes-mended"):
             self._world.devices.notes_fail = ""
         if self._notes_problem and not self._world.devices.notes_fail and self.state == "running":
             self._notes_problem = False
+            self._learn()
             for device in range(self._world.swarm.bounds.disk_devices):
                 self._tell(device, "")
 
     def _tell(self, device: int, problem: str) -> None:
+        if device not in self._open:
+            self.reports.append(DeviceIs(device, 0, "it is not there", ""))
+            return
         state = self._world.devices.drains.get(device, "")
         problem = problem or ("drained" if state == "drained" else "")
         self.reports.append(DeviceIs(device, self._world.swarm.bounds.disk_device_bytes, problem, state))
@@ -205,9 +246,9 @@ class SimDiskMover:
     def _take(self, order: Order) -> None:
         match order:
             case Demote(job, records):
-                self._begin(DiskRun(job, "write", items_of(records)))
+                self._submit(DiskRun(job, "write", items_of(records)))
             case Promote(job, records):
-                self._begin(DiskRun(job, "read", items_of(records)))
+                self._submit(DiskRun(job, "read", items_of(records)))
             case Scrub():
                 self.reports.append(scrubbed(self._world, order))
             case Note():
@@ -219,7 +260,8 @@ class SimDiskMover:
             case TellRecords():
                 self._tell_records()
             case DrainDevice(device):
-                self._world.devices.drains.setdefault(device, "draining")
+                if device in self._open:
+                    self._world.devices.drains.setdefault(device, "draining")
                 self._tell(device, "")
             case EraseDevice(device):
                 self._erase(device)
@@ -233,46 +275,54 @@ class SimDiskMover:
         world, devices = self._world, self._world.devices
         if not devices.notes_fail and world.chance("notes-fail"):
             devices.notes_fail = world.rng.choice(("full", "broken"))
-        kept = devices.note(note.namespace, note.document, note.void)
+        numbers, every = self._undrained(), range(world.swarm.bounds.disk_devices)
+        is_nothing_left = all(devices.drains.get(device) == "drained" for device in every)
+        kept = devices.note(numbers, note.namespace, note.document, note.void) or is_nothing_left
         if not kept:
             world.counts["disk note failed"] += 1
-            if not self._notes_problem:
-                self._notes_problem = True
-                for device in range(world.swarm.bounds.disk_devices):
-                    self._tell(device, "its notes cannot be written")
+            self._fail_notes()
             prefix = prefix_from(note.document)
-            if prefix is not None and devices.note(prefix.namespace, b"", note.void):
+            if prefix is not None and devices.note(numbers, prefix.namespace, b"", note.void):
                 world.counts["disk prefix noted as its namespace"] += 1
                 devices.given_up[prefix.namespace] = max(note.void, devices.given_up.get(prefix.namespace, 0))
                 kept = True
+        world.counts["notes that a device missed"] += kept and bool(devices.away)
         self.reports.append(Noted(note.namespace, note.void, kept=kept))
 
     def _forget(self, namespaces: list[bytes], void: int) -> None:
         devices = self._world.devices
         if self._notes_problem or devices.notes_fail:
             return
-        left = [stored.record for stored in devices.records.values() if stored.record.namespace in namespaces]
+        records = [stored.record for stored in devices.records.values() if stored.record.device in self._open]
+        left = [record for record in records if record.namespace in namespaces]
         if any(record.generation > void for record in left):
             raise Wrong("the note of a namespace is to be forgotten that has newer records")
-        for namespace in namespaces:
-            devices.notes.pop(namespace, None)  # a namespace forgotten by an earlier brain has records but no note
+        for device in self._undrained():
+            devices.note([device], FORGOTTEN, b"", void)
+            for namespace in namespaces:  # one forgotten by an earlier brain has records but no note
+                devices.notes[device].pop(namespace, None)
 
     def _erase(self, device: int) -> None:
         if any(record.device == device for run in self.runs for _, record, _ in run.left):
             raise Wrong(f"device {device} is to be erased while it is read or written")
+        if device not in self._open:
+            self._tell(device, "")
+            return
         self._world.devices.erase(device)
         self._world.counts["device drained"] += 1
         self._tell(device, "")
 
     def _recover(self) -> None:
         devices = self._world.devices
-        records = [stored.record._replace(arena_offset=-1) for stored in devices.records.values()]
+        found = [stored.record for stored in devices.records.values() if stored.record.device in self._open]
+        records = [record._replace(arena_offset=-1) for record in found]
         self._untold = parents_first(records, self._world.rng)
         self._untold.reverse()
         newest: dict[bytes, int] = {}
         for record in records:
             newest[record.namespace] = max(record.generation, newest.get(record.namespace, 0))
-        notes, self._notes_at_start = self._notes_at_start, {}
+        notes, self._known = self._known, {}
+        notes.pop(FORGOTTEN, None)
         for namespace in sorted(notes.keys() | newest.keys()):
             document, void = notes.get(namespace, (b"", newest.get(namespace, 0)))
             self.reports.append(FoundNote(namespace, document, void, newest.get(namespace, 0)))
@@ -286,9 +336,13 @@ class SimDiskMover:
 
     # ---------------------------------------------------------------- I/O
 
-    def _begin(self, run: DiskRun) -> None:
+    def _submit(self, run: DiskRun) -> None:
         run.items = len(run.left)
         self.runs.append(run)
+        if run.left[0][1].device not in self._open:
+            run.faults = [ItemFault(item, "io") for item, _, _ in run.left]
+            run.left = []
+            self._end(run)
 
     def _progress(self, run: DiskRun) -> None:
         if not run.left:
@@ -362,6 +416,24 @@ class SimDiskMover:
 
 def items_of(records: bytes) -> list[tuple[int, DiskRecord, bool]]:
     return [(item, record, False) for item, record in enumerate(unpack_disk(records))]
+
+
+def _take_away_or_bring_back(world: "World") -> None:
+    """Before a mover opens its devices, one device may come back, or one may leave. Not both: a device that comes back
+    learns from one that was there meanwhile what it missed. Devices used in turns know nothing of each other."""
+    devices = world.devices
+    if world.swarm.bounds.disk_devices < 2 or devices.notes_fail or not world.chance("disk-away"):
+        return
+    if devices.away and world.rng.random() < 0.6:
+        device = world.rng.choice(sorted(devices.away))
+        devices.away.discard(device)
+        world.counts["device came back"] += 1
+        world.counts["records on a device that came back"] += sum(at[0] == device for at in devices.records)
+        return
+    here = [device for device in range(world.swarm.bounds.disk_devices) if device not in devices.away]
+    if len(here) > 1:
+        devices.away.add(world.rng.choice(here))
+        world.counts["device left"] += 1
 
 
 def rot(world: "World") -> None:

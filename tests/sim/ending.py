@@ -6,6 +6,8 @@ Afterwards only sealed chunks may remain, and a final death of the brain must no
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from kvserver.tiers.extents import place_of
+
 from . import service_view
 from .disk_promises import Shard
 from .engines import SimEngine
@@ -52,7 +54,12 @@ def drain(world: "World") -> None:
     if world.shell.descriptors:
         raise Wrong(f"descriptors {list(world.shell.descriptors)} were never closed")
     _restart(world)
+    if world.rng.random() < 0.5:
+        _bring_devices_back(world)
     _clear_everything(world)
+    if world.devices.away:
+        _bring_devices_back(world)
+        service_view.check_empty(world.shell.service, world.ledger)
     world.count_what_the_brain_counted()
     if world.counts["shards with other bytes"] and not any_planted(world):
         raise Wrong("shards were found with other bytes, and no fault has changed any")
@@ -105,15 +112,30 @@ def _restart(world: "World") -> None:
                 world.shell.service.counters
             )  # a drain goes on, and may evict to read chunks that are only on disk
             gave_way = counters.evictions or counters.disk_evictions or service_view.index_is_full(world.shell.service)
-            if after < wanted and not gave_way:
+            if after < wanted and not (gave_way or service_view.is_left_out(world.shell.service, digest)):
                 raise Wrong(f"after a restart {after} chunks of a prefix of {len(split)} are servable, not {wanted}")
             world.counts["prefixes served again from disk" if wiped else "prefixes served again"] += after > 0
 
 
 def _lasting(world: "World") -> set[Shard]:
-    """The shards on disk, except in namespaces made void for one of their prefixes."""
+    """The shards on devices that are there, except in namespaces made void for one of their prefixes."""
     on_disk, given_up = service_view.on_disk(world.shell.service), world.devices.given_up
-    return {name for name, (_, generation) in on_disk.items() if generation > given_up.get(name[0], 0)}
+    return {
+        name
+        for name, (extent, generation) in on_disk.items()
+        if generation > given_up.get(name[0], 0) and place_of(extent).device not in world.devices.away
+    }
+
+
+def _bring_devices_back(world: "World") -> None:
+    """Nothing that was cleared while a device was away is served again from it."""
+    if not world.devices.away:
+        return
+    world.devices.away.clear()
+    world.brain_died(wiped=True)
+    _until(world, lambda: service_view.disk_recovered(world.shell.service), "what is on disk is in the index")
+    world.voided.check(service_view.on_disk(world.shell.service), are_owed=False)
+    world.counts["devices brought back in the end"] += 1
 
 
 def _clear_everything(world: "World") -> None:

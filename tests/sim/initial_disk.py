@@ -36,12 +36,13 @@ def leave_behind(
     extents: Extents[bytes] = Extents(
         devices=bounds.disk_devices, device_bytes=bounds.disk_device_bytes, segment_bytes=bounds.disk_segment_bytes
     )
+    every = range(bounds.disk_devices)
     left: dict[bytes, list[Path]] = {}
     generation = 0
     for digest, shape in shapes.items():
         if all(group.kind != "full" for group in shape.groups):
             continue
-        devices.notes[digest] = encode_document(_document(digest, shape)), 0
+        devices.note(every, digest, encode_document(_document(digest, shape)), 0)
         there: set[Path] = {()}
         for _ in range(PREFIXES):
             path = tuple(int(rng.random() * fanout) for _ in range(depth))
@@ -52,7 +53,7 @@ def leave_behind(
                         break
                     there.add(path[:chunks])
         left[digest] = sorted(there - {()})
-    devices.notes[GENERATIONS] = b"", generation
+    devices.note(every, GENERATIONS, b"", generation)
     return left
 
 

@@ -189,6 +189,12 @@ def index_is_full(service: Service) -> bool:
     return core.chunks.chunks >= core.bounds.chunks_max
 
 
+def is_left_out(service: Service, digest: bytes) -> bool:
+    """Other namespaces have taken all places in the index."""
+    core = _core(service)
+    return digest not in core.chunks.spaces and len(core.chunks.spaces) == core.bounds.namespaces_max
+
+
 def drains_are_over(service: Service) -> bool:
     """Every draining device is empty or waits for the next day's budget, and the service is idle."""
     tier = _core(service).disk

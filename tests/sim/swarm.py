@@ -81,6 +81,7 @@ CHANCES = {
     "memory-lost": 0.15,
     "notes-fail": 0.3,
     "notes-mended": 0.03,
+    "disk-away": 0.0,
     # faults that only a digest shows: for each block
     "bytes-on-way": 0.006,
     SUM_STORE: 0.004,
@@ -113,9 +114,11 @@ class Swarm:
                 self._be_gentle(rng)
             if not self.mixes_sizes and rng.random() < 0.3:
                 self.acts["drain"] = 0.3
-        self.begins_cold = self.has_disk and (self.mixes_sizes or rng.random() < 0.5)
+        self.loses_devices = self.has_disk and not self.mixes_sizes and rng.random() < 0.3
+        """Of two devices or more, some are away now and then."""
+        self.begins_cold = self.has_disk and (self.mixes_sizes or rng.random() < (0.8 if self.loses_devices else 0.5))
         """The devices start with records from an earlier life."""
-        self.reads_much = self.begins_cold and not self.mixes_sizes and rng.random() < 0.6
+        self.reads_much = self.begins_cold and not (self.mixes_sizes or self.loses_devices) and rng.random() < 0.6
         if self.reads_much:
             self._read_much(rng)
         self.has_quotas = len(self.shapes) > 1 and rng.random() < (0.3 if self.begins_cold else 0.5)
@@ -139,6 +142,8 @@ class Swarm:
         if self.mixes_sizes:
             self.engines, self.depth, self.fanout = 2, rng.choice((2, 4, 6)), 3
             self.acts["plan-store"], self.acts["mover"], self.acts["tick"] = 20.0, 90.0, 9.0
+        if self.loses_devices:
+            self._lose_devices(rng)
         self.verifies = self.verifies_later = True
         """Digests are on, before and after the first death of a brain."""
         self._choose_digest_faults(rng)
@@ -154,6 +159,14 @@ class Swarm:
         for name in self.chances:
             if not name.startswith("disk"):
                 self.chances[name] *= 0.2
+
+    def _lose_devices(self, rng: Random) -> None:
+        """Makes brains die and operators clear often, while devices come and go. None is drained: a drained device
+        keeps no notes, so it cannot tell the others what they missed."""
+        self._be_gentle(rng)
+        self.acts.update({"brain-dies": rng.choice((0.3, 1.0)), "drain": 0.0, "clear": rng.choice((0.0, 0.5, 2.0))})
+        self.acts.update({"admin": rng.choice((0.0, 2.0, 6.0)), "unregister": rng.choice((0.0, 3.0))})
+        self.chances["disk-away"] = rng.choice((0.3, 0.9))
 
     def _read_much(self, rng: Random) -> None:
         """Makes long prefixes be read from disk in many parts, with some read errors."""
@@ -210,7 +223,7 @@ class Swarm:
             slab_bytes=slab_units * SLOT_ALIGN,
             sessions_max=self._tight(rng, (9, 11), 64),
             caches_max=self._tight(rng, (3, 5), 64),
-            namespaces_max=5 if self.begins_cold else self._tight(rng, (1, 2), 5),
+            namespaces_max=self._namespaces_max(rng),
             chunks_max=1000 if self.mixes_sizes else rng.choice((3, 7, 1000, 1000, 1000, 1000)),
             forget_chunks=rng.choice((1, 2, 3, 256)),
             leases_max=self._tight(rng, (1, 4), 64),
@@ -249,6 +262,11 @@ class Swarm:
             disk_daily_write_bytes=0,
         )
 
+    def _namespaces_max(self, rng: Random) -> int:
+        if self.loses_devices:
+            return rng.choice((1, 1, 2, 5))  # few, so that notes are forgotten
+        return 5 if self.begins_cold else self._tight(rng, (1, 2), 5)
+
     def _disk(self, rng: Random) -> dict[str, int]:
         """Disk settings: in most seeds there are devices, slightly larger or smaller than the arena."""
         if not self.has_disk:
@@ -257,7 +275,9 @@ class Swarm:
         segment_units = 1 + (largest + 1) * rng.choice((1, 2, 3)) + rng.choice((0, 1))
         segments = rng.choice((3, 4, 5) if self.mixes_sizes else (9, 17, 29) if self.begins_cold else (2, 5, 9, 17))
         return {
-            "disk_devices": rng.choice((1, 1, 2, 2, 3, 8) if self.mixes_sizes else (1, 1, 2, 3)),
+            "disk_devices": rng.choice(
+                (1, 1, 2, 2, 3, 8) if self.mixes_sizes else (2, 2, 3) if self.loses_devices else (1, 1, 2, 3)
+            ),
             "disk_device_bytes": segments * segment_units * SLOT_ALIGN,
             "disk_segment_bytes": segment_units * SLOT_ALIGN,
             "disk_run_tokens": rng.choice((1, 8, 32, 16_384)),
@@ -270,7 +290,7 @@ class Swarm:
             "disk_job_ms": self.ms(rng.choice((150, 1500))),
             "disk_restart_ms": self.ms(rng.choice((5, 100))),
             "recompute_tokens_per_s": 0 if self.reads_much else rng.choice((0, 0, 0, 1_000_000)),
-            "notes_max": 0 if segments < 17 else 1024,
+            "notes_max": 0 if segments < 17 or self.loses_devices else 1024,
             "prefix_notes_kept": 0 if segments % 2 else 512,
         }
 

@@ -61,7 +61,7 @@ class World:
         self.garbage = Garbage()
         self.arena = Arena(bounds.slab_bytes, bounds.arena_bytes // bounds.slab_bytes)
         self.ledger = Ledger(self.arena)
-        self.devices = Devices(bounds.disk_segment_bytes)
+        self.devices = Devices(bounds.disk_segment_bytes, bounds.disk_devices)
         self.shapes: dict[bytes, Shape] = {
             bytes([index + 1]) * 32: shape for index, shape in enumerate(self.swarm.shapes)
         }
