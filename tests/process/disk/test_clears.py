@@ -1,5 +1,6 @@
-"""A Clear on a disk that takes no new notes: after a kill of the server no cleared chunk is served."""
+"""Clears that a disk cannot note, or misses: after a kill of the server no cleared chunk is served."""
 
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from kvclient import ResourceError
-from tests.process.disk.scene import CHUNKS, SHAPE, disk_ready, small, store_slowly
+from kvclient import ResourceError, namespace_digest
+from tests.process.disk.scene import CHUNKS, SHAPE, bring_back, disk_ready, small, store_slowly
 from tests.process.engine import NAMESPACE, Engine, Prompt, prompt
 from tests.process.harness import Server, free_port, until
 from tests.process.http.site import ask
 from tests.rigs.full_disk import fill, make_room, mounted
 
 ROOM_BYTES = 24 << 20
+MISSED = 100
+"""Clears while a device is away."""
 NOT_DURABLE = "1 clears are not durable yet"
 
 
@@ -140,3 +143,41 @@ def test_a_clear_that_no_disk_could_note_holds_when_the_server_is_killed_before_
     with small(disk, **cache) as server, Engine(server.path, SHAPE) as engine:
         disk_ready(server)
         assert found(engine.ready(), stories) == [0, 0]
+
+
+def test_a_device_that_missed_many_clears_loses_only_what_was_cleared(tmp_path: Path, stories: list[Prompt]) -> None:
+    devices = [tmp_path / "stays", tmp_path / "leaves"]
+    for device in devices:
+        device.mkdir()
+    other = namespace_digest({"model": "another one"})
+    with small(*devices) as server, Engine(server.path, SHAPE) as engine:
+        disk_ready(server)
+        engine.ready()
+        store_slowly(server, engine, stories)
+        with Engine(server.path, SHAPE, name="other", namespace=other) as its_engine:
+            its_engine.ready()
+            for number, story in enumerate(stories, 1 + len(stories)):
+                assert its_engine.store(story).chunks == CHUNKS
+                until("it to be on disk", lambda number=number: server.status().chunks_on_disk >= number * CHUNKS)
+        before = [disk.used_bytes for disk in server.status().disks]
+        assert all(before)
+    devices[1].rename(tmp_path / "away")
+    devices[1].mkdir()
+    (devices[1] / "kvserver.store").touch(mode=0o600)
+    (devices[1] / "kvserver.store").write_text("somebody else's\n")
+    with small(*devices) as server, Engine(server.path, SHAPE) as engine:
+        disk_ready(server)
+        engine.client.clear(NAMESPACE)
+        for number in range(MISSED):
+            engine.client.clear(namespace_digest({"model": f"old {number}"}))
+        server.kill()
+    shutil.rmtree(devices[1])
+    (tmp_path / "away").rename(devices[1])
+    with small(*devices) as server:
+        assert disk_ready(server).chunks_on_disk == len(stories) * CHUNKS
+        with Engine(server.path, SHAPE, namespace=other) as engine:
+            engine.ready()
+            assert bring_back(engine, stories) == len(stories) * CHUNKS
+            assert engine.pool.wrong() == 0
+        with Engine(server.path, SHAPE) as engine:
+            assert found(engine.ready(), stories) == [0, 0]
