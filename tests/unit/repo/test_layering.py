@@ -18,7 +18,7 @@ BELOW: dict[str, str] = {
     "kvserver.config": "wire",
     "kvserver.ipc": "config wire",
     "kvserver.transfer": "wire",
-    "kvserver.tiers": "wire",
+    "kvserver.tiers kvserver.remote": "wire",
     "kvserver.index": "transfer wire",
     "kvserver.service.base": "wire",
     "kvserver.service.telling": "index tiers wire",
@@ -63,6 +63,8 @@ DOORS: dict[str, str] = {
     "typer": "kvserver.cli.main kvserver.cli.admin",
     "rich": "kvserver.cli.progress kvserver.cli.top",
     "prometheus_client": "kvserver.brain.http.metrics",
+    "glide_sync": "kvserver.remote.valkey",
+    "glide_shared": "kvserver.remote.valkey",
     "torch": "kvclient",
     "vllm": "kvclient",
 }

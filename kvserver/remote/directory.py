@@ -1,0 +1,259 @@
+"""A directory that several machines mount: one file for a chunk, published whole or not at all.
+
+A file is written under another name and then linked to its own, which only one of two writers can do. It never changes
+afterwards: a reader that has opened it reads one write of it, also while another machine removes or replaces it.
+
+A call on a file system that hangs cannot be ended from inside. Deadlines are looked at between two calls.
+"""
+
+import errno
+import os
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import accumulate
+from pathlib import Path
+from typing import Never
+
+from kvserver.remote.chunk_value import (
+    FORMAT,
+    ChunkName,
+    Head,
+    NamespaceName,
+    WrongValue,
+    decode_of,
+    encode,
+    head_bytes,
+    text_of,
+)
+from kvserver.remote.store import Facts, Gone, Problem, StoreError
+
+UNFINISHED = f"kv{FORMAT}.unfinished"
+"""Folder of files that are being written. A file there is old when its writer must be gone."""
+UNFINISHED_S_MAX = 3600
+NOTE = "note"
+NOTE_BYTES_MAX = 1 << 16
+IOV_MAX = 1024
+NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+"""What file systems without hard links say."""
+CODES: dict[int, Problem] = {
+    errno.ENOSPC: "remote-full",
+    errno.EDQUOT: "remote-full",
+    errno.EFBIG: "remote-full",
+    errno.EACCES: "remote-denied",
+    errno.EPERM: "remote-denied",
+    errno.EROFS: "remote-denied",
+    errno.ETIMEDOUT: "remote-slow",
+    errno.ELOOP: "remote-refused",
+    errno.ENOTDIR: "remote-refused",
+    errno.EISDIR: "remote-refused",
+}
+"""errno -> what it means for a store; anything else is "remote-down"."""
+
+
+class DirectoryStore:
+    """A Store in a directory (kvserver/remote/store.py)."""
+
+    def __init__(self, root: str, *, probe_s: float = 0.3, bulk_s: float = 10.0) -> None:
+        """root: must exist; whoever may write to it is trusted. Raises StoreError."""
+        self._root = Path(root)
+        self._node = root
+        self._probe_s = probe_s
+        self._bulk_s = bulk_s
+        with self._as_store_errors():
+            if not self._root.is_dir():
+                raise FileNotFoundError(errno.ENOENT, "no such directory; is the file system mounted?")
+            self._unfinished = self._root / UNFINISHED
+            self._unfinished.mkdir(exist_ok=True)
+            self._sweep()
+
+    def facts(self) -> Facts:
+        with self._as_store_errors():
+            room = os.statvfs(self._root)
+        free = 100 * room.f_bavail // max(1, room.f_blocks)
+        return Facts(
+            "directory",
+            f"{free} % free",
+            evicts=False,
+            warnings=("nothing removes old chunks: whoever owns the directory must do it",),
+        )
+
+    def heads(self, names: Sequence[ChunkName], shards: int) -> list[Head | StoreError | WrongValue | None]:
+        due_s = time.monotonic() + self._probe_s
+        found = [self._head(name, head_bytes(shards), due_s) for name in names]
+        if None in found and not self._unfinished.is_dir():
+            # An empty mount point has nothing either, and knows nothing.
+            away = StoreError("remote-down", f"{UNFINISHED} is not there; is the file system mounted?", node=self._node)
+            return [away if head is None else head for head in found]
+        return found
+
+    def read(self, name: ChunkName, head: Head, targets: Sequence[memoryview | None]) -> None:
+        due_s = time.monotonic() + self._bulk_s
+        with self._as_store_errors():
+            try:
+                with self._opened(self._path(name)) as descriptor:
+                    self._read(descriptor, head, targets, due_s)
+            except FileNotFoundError as missing:
+                raise Gone("remote-gone", "is not there any more") from missing
+
+    def _read(self, descriptor: int, head: Head, targets: Sequence[memoryview | None], due_s: float) -> None:
+        expected = encode(head)
+        if os.pread(descriptor, len(expected), 0) != expected:
+            raise Gone("remote-gone", "another write of it is there")
+        starts = accumulate((shard.payload_bytes for shard in head.shards), initial=len(expected))
+        for target, start in zip(targets, starts, strict=False):
+            if target is not None:
+                self._read_whole(descriptor, target, start, due_s)
+
+    def write(self, name: ChunkName, head: Head, sources: Sequence[memoryview]) -> bool:
+        path = self._path(name)
+        with self._as_store_errors():
+            if path.exists():
+                return False
+            with self._unfinished_file(f"{text_of(name.key)}.{head.write:016x}", [encode(head), *sources]) as written:
+                return self._publish(written, path)
+
+    def touch(self, name: ChunkName, head: Head) -> None:
+        with self._as_store_errors(), suppress(FileNotFoundError):
+            os.utime(self._path(name), follow_symlinks=False)
+
+    def drop(self, name: ChunkName, head: Head | None) -> None:
+        with self._as_store_errors():
+            self._path(name).unlink(missing_ok=True)
+
+    def notes(self, names: Sequence[NamespaceName]) -> list[bytes | None]:
+        with self._as_store_errors():
+            return [self._note(name) for name in names]
+
+    def make_note(self, name: NamespaceName, note: bytes) -> bool:
+        with self._as_store_errors(), self._unfinished_file(_note_draft(name), [note]) as written:
+            return self._publish(written, self._note_path(name))
+
+    def replace_note(self, name: NamespaceName, note: bytes) -> None:
+        with self._as_store_errors(), self._unfinished_file(_note_draft(name), [note]) as written:
+            path = self._note_path(name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            written.rename(path)
+
+    def close(self) -> None:
+        pass
+
+    # ---------------------------------------------------------------- files
+
+    def _path(self, name: ChunkName) -> Path:
+        key = text_of(name.key)
+        file = f"{key}.{name.ranks}" if name.ranks else key
+        return self._root.joinpath(*name.of.pieces(), f"{name.epoch:016x}", key[:2], file)
+
+    def _note_path(self, name: NamespaceName) -> Path:
+        return self._root.joinpath(*name.pieces(), NOTE)
+
+    def _head(self, name: ChunkName, most_bytes: int, due_s: float) -> Head | StoreError | WrongValue | None:
+        if time.monotonic() > due_s:
+            return StoreError("remote-slow", f"the heads took longer than {self._probe_s} s")
+        try:
+            with self._as_store_errors(), self._opened(self._path(name)) as descriptor:
+                head = decode_of(name, os.pread(descriptor, most_bytes, 0))
+                whole_bytes = len(encode(head)) + head.payload_bytes
+                found_bytes = os.fstat(descriptor).st_size
+                if found_bytes != whole_bytes:
+                    raise WrongValue("short", f"has {found_bytes} bytes; expected {whole_bytes}")
+                return head
+        except StoreError as problem:
+            return None if isinstance(problem.__cause__, FileNotFoundError) else problem
+        except WrongValue as problem:
+            return problem
+
+    @contextmanager
+    def _opened(self, path: Path) -> Iterator[int]:
+        # A pipe or a device under our name must not keep us waiting.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise WrongValue("foreign", "is no plain file")
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _read_whole(self, descriptor: int, target: memoryview, offset: int, due_s: float) -> None:
+        done = 0
+        while done < len(target):
+            if time.monotonic() > due_s:
+                raise StoreError("remote-slow", f"a read took longer than {self._bulk_s} s")
+            count = os.preadv(descriptor, [target[done:]], offset + done)
+            if count == 0:
+                raise Gone("remote-gone", "is shorter than its head says")
+            done += count
+
+    @contextmanager
+    def _unfinished_file(self, name: str, pieces: Sequence[bytes | memoryview]) -> Iterator[Path]:
+        """A file with that content under a name that nobody reads; gone afterwards."""
+        path = self._unfinished / f"{name}.{os.getpid()}.{time.monotonic_ns()}"
+        due_s = time.monotonic() + self._bulk_s
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(path, flags, 0o660)
+            try:
+                self._write_whole(descriptor, [memoryview(piece) for piece in pieces], due_s)
+            finally:
+                os.close(descriptor)
+            yield path
+        finally:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+
+    def _write_whole(self, descriptor: int, pieces: list[memoryview], due_s: float) -> None:
+        while pieces:
+            if time.monotonic() > due_s:
+                raise StoreError("remote-slow", f"a write took longer than {self._bulk_s} s")
+            count = os.writev(descriptor, pieces[:IOV_MAX])
+            while pieces and count >= len(pieces[0]):
+                count -= len(pieces.pop(0))
+            if count:
+                pieces[0] = pieces[0][count:]
+
+    def _publish(self, written: Path, path: Path) -> bool:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(written, path, follow_symlinks=False)
+        except FileExistsError:
+            # NFS may carry a call out twice, and tell the second result.
+            return os.path.samefile(written, path)
+        except OSError as problem:
+            if problem.errno not in NO_LINKS:
+                raise
+            # The last of two writers wins then. Both wrote the whole file, so no reader sees a mixture.
+            written.rename(path)
+        return True
+
+    def _note(self, name: NamespaceName) -> bytes | None:
+        try:
+            with self._opened(self._note_path(name)) as descriptor:
+                return os.pread(descriptor, NOTE_BYTES_MAX, 0)
+        except FileNotFoundError:
+            return None
+
+    def _sweep(self) -> None:
+        """Removes what dead writers left. Its age is told by the file system's clock: machines' clocks differ."""
+        with self._unfinished_file("clock", [b""]) as clock:
+            now_s = clock.stat().st_mtime
+            for entry in os.scandir(self._unfinished):
+                with suppress(OSError):
+                    if now_s - entry.stat(follow_symlinks=False).st_mtime > UNFINISHED_S_MAX:
+                        os.unlink(entry.path)
+
+    @contextmanager
+    def _as_store_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as problem:
+            self._raise(problem)
+
+    def _raise(self, problem: OSError) -> Never:
+        code = CODES.get(problem.errno or 0, "remote-down")
+        raise StoreError(code, problem.strerror or str(problem), node=self._node) from problem
+
+
+def _note_draft(name: NamespaceName) -> str:
+    return f"{NOTE}.{text_of(name.namespace)}"

@@ -1,0 +1,81 @@
+"""The contract of a remote store. The same tests hold every kind of store to it (tests/unit/remote).
+
+All calls block, and may come from any thread. Each ends by its deadline, which the store was opened with, or soon
+after; a caller that must not wait longer kills the process. Buffers of a caller are not touched after a call has
+returned or raised. A write that failed may have happened all the same.
+
+A store that cannot know whether something is there raises an error; it never answers that nothing is there.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, Protocol
+
+from kvserver.errors import DeviceError
+from kvserver.remote.chunk_value import ChunkName, Head, NamespaceName, WrongValue
+
+Problem = Literal["remote-slow", "remote-down", "remote-full", "remote-denied", "remote-refused"]
+"""In this order: a deadline has passed, for a dead node looks like a slow one; a node cannot be reached; it answers but
+takes no writes; a permission or a password is missing; it does not know what we ask for."""
+
+
+class StoreError(DeviceError):
+    """A call to a store failed. node: which of its nodes, if that is known."""
+
+    def __init__(self, code: Problem, message: str, *, node: str = "") -> None:
+        super().__init__(code, f"{node}: {message}" if node else message)
+        self.node = node
+
+
+class Gone(DeviceError):
+    """A chunk is not there any more, or another write of it is. The prefix ends here."""
+
+
+class Facts(NamedTuple):
+    """What a store says of itself, for people."""
+
+    kind: str
+    version: str
+    evicts: bool | None
+    """Whether it makes room by itself; None if it cannot be found out."""
+    warnings: tuple[str, ...] = ()
+
+
+class Store(Protocol):
+    """One remote. It owns its connections; close() ends them."""
+
+    def facts(self) -> Facts:
+        """Asks the store for what an operator should know. Raises StoreError."""
+
+    def heads(self, names: Sequence[ChunkName], shards: int) -> list[Head | StoreError | WrongValue | None]:
+        """Reads the heads of chunks, in at most two round trips, and counts that as use. None: not there.
+
+        shards: how many a head has at most, so that no more is read. A head is given only while all of its fragments
+        are there. A name that cannot be answered has its error, and so has a value that is no head of its name; the
+        others are answered."""
+
+    def read(self, name: ChunkName, head: Head, targets: Sequence[memoryview | None]) -> None:
+        """Reads payloads of a chunk into the targets, one for each shard of the head, of its size; None: not wanted.
+
+        Raises Gone or StoreError. Targets may then have any bytes. Payloads are not verified: that is done by the
+        head's digests."""
+
+    def write(self, name: ChunkName, head: Head, sources: Sequence[memoryview]) -> bool:
+        """Writes a chunk, its head last. False: another write of this chunk is there already. Raises StoreError."""
+
+    def touch(self, name: ChunkName, head: Head) -> None:
+        """Counts as use of a whole chunk: a store drops what was not used for longest. Raises StoreError."""
+
+    def drop(self, name: ChunkName, head: Head | None) -> None:
+        """Removes a chunk; without its head the fragments stay until the store evicts them. Raises StoreError."""
+
+    def notes(self, names: Sequence[NamespaceName]) -> list[bytes | None]:
+        """Reads the notes of namespaces in one round trip. Raises StoreError."""
+
+    def make_note(self, name: NamespaceName, note: bytes) -> bool:
+        """Writes a note where there is none. False: there is one. Raises StoreError."""
+
+    def replace_note(self, name: NamespaceName, note: bytes) -> None:
+        """Writes a note, whatever is there. Raises StoreError."""
+
+    def close(self) -> None:
+        """Ends all connections. Calls under way end with an error."""

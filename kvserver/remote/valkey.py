@@ -1,0 +1,508 @@
+"""Valkey and Redis, standalone or as a cluster, by the library valkey-glide-sync (`pip install kvserver[valkey]`).
+
+A small chunk is one value: its head, then its payloads. A large one has its payloads in fragments, in the hash slot of
+their head. Fragments are written first and live longer than the head, so a head comes last and goes first.
+
+Connections are of three kinds, because a server answers each connection in order: probes must not wait behind payloads.
+Each kind has its deadline. A client that cannot connect is made anew at the next call; one that was connected connects
+again by itself.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from glide_shared import exceptions as glide
+from glide_shared.commands.batch import Batch, ClusterBatch
+from glide_shared.commands.core_options import ConditionalChange, ExpirySet, ExpiryType, InfoSection
+from glide_shared.config import (
+    AdvancedGlideClientConfiguration,
+    AdvancedGlideClusterClientConfiguration,
+    BackoffStrategy,
+    GlideClientConfiguration,
+    GlideClusterClientConfiguration,
+    NodeAddress,
+    ServerCredentials,
+    TlsAdvancedConfiguration,
+)
+from glide_shared.constants import TEncodable
+from glide_shared.exceptions import GlideError
+from glide_shared.logger import Level, Logger
+from glide_sync import GlideClient, GlideClusterClient
+
+from kvserver.errors import ConfigError
+from kvserver.remote.chunk_value import (
+    FRAGMENT_BYTES_MAX,
+    HEAD_BYTES_MAX,
+    INLINE_BYTES_MAX,
+    ChunkName,
+    Fragment,
+    Head,
+    NamespaceName,
+    WrongValue,
+    decode_of,
+    encode,
+    fragments_of,
+    head_bytes,
+    text_of,
+)
+from kvserver.remote.secrets import Secret, SecretSource
+from kvserver.remote.store import Facts, Gone, Problem, StoreError
+
+# It writes warnings to standard error otherwise, with addresses and without our format.
+Logger.set_logger_config(Level.OFF)
+
+FRAGMENTS_OUTLIVE_S = 60
+"""Seconds that fragments live longer than their head, so that no head is left behind without them."""
+RECONNECT = BackoffStrategy(num_of_retries=4, factor=100, exponent_base=2, jitter_percent=20)
+"""Waits between tries to connect again: 0.1 s, doubling up to 1.6 s, then always 1.6 s."""
+Kind = Literal["probe", "bulk", "note"]
+Client = GlideClient | GlideClusterClient
+Scrub = Callable[[str], str]
+WRONG_TYPE = "WRONGTYPE"
+MEANINGS: dict[str, Problem] = {
+    "OOM": "remote-full",
+    "MISCONF": "remote-full",
+    "NOPERM": "remote-denied",
+    "PermissionDenied": "remote-denied",
+    "NOAUTH": "remote-denied",
+    "WRONGPASS": "remote-denied",
+    "AuthenticationFailed": "remote-denied",
+    "READONLY": "remote-down",
+    "LOADING": "remote-down",
+    "MASTERDOWN": "remote-down",
+    "CLUSTERDOWN": "remote-down",
+    "Moved: ": "remote-down",  # to a node that cannot be reached
+    "TRYAGAIN": "remote-down",
+    "BUSY ": "remote-slow",
+}
+"""Words in an error, of a server or of the library, and what they mean."""
+
+
+class Settings(NamedTuple):
+    """How to reach a Valkey, and how long to wait for it. Times in seconds."""
+
+    addresses: tuple[tuple[str, int], ...]
+    is_cluster: bool = False
+    uses_tls: bool = False
+    ca_file: str = ""
+    """Certificates that the server's must come from; empty: those of the machine."""
+    username: str = ""
+    password: SecretSource | None = None
+    prefix: str = ""
+    """What all names begin with, before the format's own."""
+    ttl_s: int = 86_400
+    """A chunk that is not used for so long is dropped by the server."""
+    probe_s: float = 0.05
+    bulk_s: float = 5.0
+    note_s: float = 2.0
+    connect_s: float = 1.0
+    connections: int = 4
+    """Connections for payloads, each to every node."""
+
+
+class ValkeyStore:
+    """A Store in a Valkey or Redis (kvserver/remote/store.py)."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._password = password = _Password(settings.password) if settings.password is not None else None
+        self._lanes = {
+            "probe": _Lane(settings, password, settings.probe_s, 2),
+            "bulk": _Lane(settings, password, settings.bulk_s, settings.connections),
+            "note": _Lane(settings, password, settings.note_s, 1),
+        }
+
+    def facts(self) -> Facts:
+        with self._connection("note") as to:
+            told = to.client.info([InfoSection.SERVER, InfoSection.MEMORY])
+        nodes = list(told.values()) if isinstance(told, dict) else [told]
+        found = [_info(node) for node in nodes]
+        policies = sorted({node.get("maxmemory_policy", "unknown") for node in found})
+        bounded = all(int(node.get("maxmemory", "0")) > 0 for node in found)
+        warnings = []
+        if "noeviction" in policies:
+            warnings.append("maxmemory-policy is noeviction: writes fail when it is full; expected allkeys-lru")
+        if not bounded:
+            warnings.append("maxmemory is 0: it grows until its machine has no memory left")
+        version = sorted({_version(node) for node in found})
+        return Facts("valkey", ", ".join(version), "noeviction" not in policies and bounded, tuple(warnings))
+
+    def heads(self, names: Sequence[ChunkName], shards: int) -> list[Head | StoreError | WrongValue | None]:
+        if not names:
+            return []
+        last = head_bytes(shards) - 1
+        with self._connection("probe") as to:
+            batch = self._batch()
+            for name in names:
+                batch.getrange(self._key(name), 0, last)
+            answers = self._exec(to, batch)
+            found = [_head(name, answer, to.scrub) for name, answer in zip(names, answers, strict=True)]
+            in_fragments = [
+                (index, head) for index, head in enumerate(found) if isinstance(head, Head) and head.fragment_bytes
+            ]
+            if in_fragments:
+                self._check_fragments(to, names, found, in_fragments)
+        return found
+
+    def _check_fragments(
+        self,
+        to: "_Connection",
+        names: Sequence[ChunkName],
+        found: list[Head | StoreError | WrongValue | None],
+        in_fragments: list[tuple[int, Head]],
+    ) -> None:
+        """Replaces heads whose fragments are not all there by None, and drops them: they would keep the chunk out."""
+        batch = self._batch()
+        for index, head in in_fragments:
+            self._renew(batch, names[index], head)
+        answers = iter(self._exec(to, batch))
+        dangling = self._batch()
+        count = 0
+        for index, head in in_fragments:
+            of_head = [next(answers) for _ in self._keys(names[index], head)]
+            failed = next((answer for answer in of_head if isinstance(answer, GlideError)), None)
+            if failed is not None:
+                found[index] = _translated(failed, to.scrub)
+            elif not all(of_head):
+                found[index] = None
+                dangling.unlink([self._key(names[index])])
+                count += 1
+        if count:
+            with suppress(GlideError):
+                self._exec(to, dangling)
+
+    def read(self, name: ChunkName, head: Head, targets: Sequence[memoryview | None]) -> None:
+        with self._connection("bulk") as to:
+            if head.fragment_bytes:
+                self._read_fragments(to, name, head, targets)
+            else:
+                self._read_value(to, name, head, targets)
+
+    def _read_value(self, to: "_Connection", name: ChunkName, head: Head, targets: Sequence[memoryview | None]) -> None:
+        expected = encode(head)
+        whole = to.scratch()[: len(expected) + head.payload_bytes]
+        try:
+            count = to.client.get(self._key(name), buffer=whole)
+        except glide.RequestError as problem:
+            if "exceeds buffer" in str(problem):
+                raise Gone("remote-gone", "another write of it is there") from problem
+            raise
+        if count is None or int(count) != len(whole) or whole[: len(expected)] != expected:
+            raise Gone("remote-gone", "is not there any more, or another write of it is")
+        starts = accumulate((shard.payload_bytes for shard in head.shards), initial=len(expected))
+        for target, start in zip(targets, starts, strict=False):
+            if target is not None:
+                target[:] = whole[start : start + len(target)]
+
+    def _read_fragments(
+        self, to: "_Connection", name: ChunkName, head: Head, targets: Sequence[memoryview | None]
+    ) -> None:
+        wanted = ((fragment, targets[fragment.shard]) for fragment in fragments_of(head))
+        for group in _gathered([(fragment, target) for fragment, target in wanted if target is not None]):
+            keys: list[TEncodable] = [self._fragment_key(name, head, fragment) for fragment, _ in group]
+            views = [target[fragment.offset : fragment.offset + fragment.bytes] for fragment, target in group]
+            try:
+                counts = to.client.mget(keys, buffers=views)
+            except glide.RequestError as problem:
+                if "exceeds buffer" in str(problem):
+                    raise Gone("remote-gone", "a fragment has another size") from problem
+                raise
+            if any(count is None or int(count) != len(view) for count, view in zip(counts, views, strict=True)):
+                raise Gone("remote-gone", "a fragment is not there any more")
+
+    def write(self, name: ChunkName, head: Head, sources: Sequence[memoryview]) -> bool:
+        with self._connection("bulk") as to:
+            if not head.fragment_bytes:
+                return self._set_new(to, self._key(name), self._gather(to, head, sources))
+            if to.client.exists([self._key(name)]):
+                return False
+            lives = ExpirySet(ExpiryType.SEC, self._settings.ttl_s + FRAGMENTS_OUTLIVE_S)
+            written: list[TEncodable] = []
+            try:
+                for fragment in fragments_of(head):
+                    key = self._fragment_key(name, head, fragment)
+                    written.append(key)
+                    to.client.set(
+                        key, sources[fragment.shard][fragment.offset : fragment.offset + fragment.bytes], expiry=lives
+                    )
+            except GlideError:
+                with suppress(GlideError):
+                    to.client.unlink(written)
+                raise
+            # If this fails, it may have happened all the same. Fragments without a head expire; a head without them is
+            # found out.
+            is_first = self._set_new(to, self._key(name), encode(head))
+            if not is_first:
+                to.client.unlink(written)
+            return is_first
+
+    def touch(self, name: ChunkName, head: Head) -> None:
+        with self._connection("probe") as to:
+            batch = self._batch()
+            self._renew(batch, name, head)
+            for answer in self._exec(to, batch):
+                if isinstance(answer, GlideError):
+                    raise _translated(answer, to.scrub)
+
+    def drop(self, name: ChunkName, head: Head | None) -> None:
+        with self._connection("probe") as to:
+            to.client.unlink([self._key(name)] if head is None else self._keys(name, head))
+
+    def notes(self, names: Sequence[NamespaceName]) -> list[bytes | None]:
+        with self._connection("note") as to:
+            return to.client.mget([self._note_key(name) for name in names]) if names else []
+
+    def make_note(self, name: NamespaceName, note: bytes) -> bool:
+        with self._connection("note") as to:
+            made = to.client.set(self._note_key(name), note, conditional_set=ConditionalChange.ONLY_IF_DOES_NOT_EXIST)
+            return made is not None
+
+    def replace_note(self, name: NamespaceName, note: bytes) -> None:
+        with self._connection("note") as to:
+            to.client.set(self._note_key(name), note)
+
+    def close(self) -> None:
+        for lane in self._lanes.values():
+            lane.close()
+
+    # ---------------------------------------------------------------- names
+
+    def _key(self, name: ChunkName) -> bytes:
+        pieces = (*name.of.pieces(), f"{name.epoch:016x}", f"{{{text_of(name.key)}}}")
+        return ":".join((*self._prefix(), *pieces, *([name.ranks] if name.ranks else []))).encode()
+
+    def _fragment_key(self, name: ChunkName, head: Head, fragment: Fragment) -> bytes:
+        return b"%s:%016x:%d" % (self._key(name), head.write, fragment.number)
+
+    def _keys(self, name: ChunkName, head: Head) -> list[TEncodable]:
+        return [self._key(name), *(self._fragment_key(name, head, fragment) for fragment in fragments_of(head))]
+
+    def _note_key(self, name: NamespaceName) -> bytes:
+        return ":".join((*self._prefix(), *name.pieces(), "note")).encode()
+
+    def _prefix(self) -> tuple[str, ...]:
+        return (self._settings.prefix,) if self._settings.prefix else ()
+
+    # ---------------------------------------------------------------- calls
+
+    @contextmanager
+    def _connection(self, kind: Kind) -> Iterator["_Connection"]:
+        """A connection for one call. Errors of the library leave as StoreError, without secrets in them."""
+        with self._lanes[kind].borrowed() as to:
+            try:
+                if self._password is not None:
+                    to.use_password(self._password.current())
+                yield to
+            except GlideError as problem:
+                to.is_usable = not isinstance(problem, glide.ClosingError)
+                # Not `from problem`: the library's text may quote what it sent.
+                raise _translated(problem, to.scrub) from None
+
+    def _batch(self) -> Any:
+        return ClusterBatch(is_atomic=False) if self._settings.is_cluster else Batch(is_atomic=False)
+
+    def _exec(self, to: "_Connection", batch: Any) -> list[Any]:
+        return to.client.exec(batch, raise_on_error=False) or []
+
+    def _renew(self, batch: Any, name: ChunkName, head: Head) -> None:
+        """Asks to renew the time to live of a head and its fragments, in the order of _keys(). False answers a key that
+        is not there."""
+        first, *fragments = self._keys(name, head)
+        batch.expire(first, self._settings.ttl_s)
+        for key in fragments:
+            batch.expire(key, self._settings.ttl_s + FRAGMENTS_OUTLIVE_S)
+
+    def _gather(self, to: "_Connection", head: Head, sources: Sequence[memoryview]) -> memoryview:
+        whole = to.scratch()
+        at = 0
+        for piece in (memoryview(encode(head)), *sources):
+            whole[at : at + len(piece)] = piece
+            at += len(piece)
+        return whole[:at]
+
+    def _set_new(self, to: "_Connection", key: bytes, value: bytes | memoryview) -> bool:
+        lives = ExpirySet(ExpiryType.SEC, self._settings.ttl_s)
+        first = ConditionalChange.ONLY_IF_DOES_NOT_EXIST
+        return to.client.set(key, value, conditional_set=first, expiry=lives) is not None
+
+
+class _Password:
+    """The password as it is now, for all connections."""
+
+    def __init__(self, source: SecretSource) -> None:
+        self._source = source
+        self._reading = threading.Lock()
+        self._secret: Secret | None = None
+
+    def current(self) -> Secret:
+        """Reads it again if its file has changed. Raises ConfigError if it could never be read."""
+        with self._reading:
+            if self._secret is None:
+                self._secret = self._source.read()
+            elif self._source.changed():
+                # Whoever rotates it may have emptied the file first.
+                with suppress(ConfigError):
+                    self._secret = self._source.read()
+            return self._secret
+
+
+class _Connection:
+    """A client of the library, for one thread at a time."""
+
+    def __init__(self, client: Client, secret: Secret | None) -> None:
+        self.client = client
+        self.is_usable = True
+        self._secret = secret
+        self._scratch: memoryview | None = None
+
+    def scrub(self, text: str) -> str:
+        return text if self._secret is None else self._secret.scrub(text)
+
+    def scratch(self) -> memoryview:
+        """Room for the largest single value. Its pages are kept: new ones cost more than copying into them."""
+        if self._scratch is None:
+            self._scratch = memoryview(bytearray(HEAD_BYTES_MAX + INLINE_BYTES_MAX))
+        return self._scratch
+
+    def use_password(self, secret: Secret) -> None:
+        if secret != self._secret:
+            self._secret = secret
+            self.client.update_connection_password(secret.reveal(), immediate_auth=True)
+
+
+class _Lane:
+    """Connections of one kind, each made when it is first needed."""
+
+    def __init__(self, settings: Settings, password: _Password | None, deadline_s: float, connections: int) -> None:
+        self._settings = settings
+        self._password = password
+        self._deadline_s = deadline_s
+        self._is_closed = False
+        self._free: queue.LifoQueue[_Connection | None] = queue.LifoQueue()
+        """None is a connection that is still to be made."""
+        self._count = connections
+        for _ in range(connections):
+            self._free.put(None)
+
+    @contextmanager
+    def borrowed(self) -> Iterator[_Connection]:
+        """Raises StoreError: within the deadline no connection is free, or none can be made."""
+        try:
+            connection = self._free.get(timeout=self._deadline_s)
+        except queue.Empty:
+            raise StoreError("remote-slow", f"no connection was free within {self._deadline_s} s") from None
+        try:
+            if self._is_closed:
+                raise StoreError("remote-down", "closed")
+            connection = connection or self._connect()
+            yield connection
+        finally:
+            if connection is not None and (self._is_closed or not connection.is_usable):
+                connection.client.close()
+                connection = None
+            self._free.put(connection)
+
+    def close(self) -> None:
+        self._is_closed = True
+        for _ in range(self._count):
+            with suppress(queue.Empty):
+                connection = self._free.get_nowait()
+                if connection is not None:
+                    connection.client.close()
+        for _ in range(self._count):
+            self._free.put(None)  # whoever waits learns that it is closed
+
+    def _connect(self) -> _Connection:
+        settings = self._settings
+        try:
+            secret = self._password.current() if self._password is not None else None
+        except ConfigError as problem:
+            raise StoreError("remote-denied", problem.message) from problem
+        try:
+            client = _client(settings, secret, self._deadline_s)
+        except (GlideError, OSError) as problem:
+            raise _translated(problem, secret.scrub if secret is not None else str, otherwise="remote-down") from None
+        return _Connection(client, secret)
+
+
+def _client(settings: Settings, secret: Secret | None, deadline_s: float) -> Client:
+    tls = TlsAdvancedConfiguration(root_pem_cacerts=Path(settings.ca_file).read_bytes()) if settings.ca_file else None
+    credentials = None
+    if secret is not None:
+        credentials = ServerCredentials(password=secret.reveal(), username=settings.username or None)
+    common: dict[str, Any] = {
+        "addresses": [NodeAddress(host, port) for host, port in settings.addresses],
+        "use_tls": settings.uses_tls,
+        "credentials": credentials,
+        "request_timeout": int(deadline_s * 1000),
+        "reconnect_strategy": RECONNECT,
+        "client_name": "kvserver",
+    }
+    connect_ms = int(settings.connect_s * 1000)
+    if settings.is_cluster:
+        cluster = AdvancedGlideClusterClientConfiguration(connection_timeout=connect_ms, tls_config=tls)
+        return GlideClusterClient.create(GlideClusterClientConfiguration(**common, advanced_config=cluster))
+    alone = AdvancedGlideClientConfiguration(connection_timeout=connect_ms, tls_config=tls)
+    return GlideClient.create(GlideClientConfiguration(**common, advanced_config=alone))
+
+
+# -------------------------------------------------------------------- answers
+
+
+def _head(name: ChunkName, answer: Any, scrub: Scrub) -> Head | StoreError | WrongValue | None:
+    if isinstance(answer, GlideError):
+        if str(answer).startswith(WRONG_TYPE):
+            return WrongValue("foreign", "a value of another type has this name")
+        return _translated(answer, scrub)
+    if not answer:
+        return None
+    try:
+        return decode_of(name, answer)
+    except WrongValue as problem:
+        return problem
+
+
+def _translated(problem: Exception, scrub: Scrub, *, otherwise: Problem = "remote-refused") -> StoreError:
+    """An error of the library as one of ours, without the secret in it."""
+    text = str(problem)
+    code = otherwise
+    if isinstance(problem, glide.TimeoutError):
+        code = "remote-slow"
+    elif isinstance(problem, glide.ConnectionError | glide.ClosingError):
+        code = "remote-down"
+    for word, meaning in MEANINGS.items():
+        if word in text:
+            code = meaning
+            break
+    return StoreError(code, scrub(text))
+
+
+def _gathered(wanted: Sequence[tuple[Fragment, memoryview]]) -> Iterator[list[tuple[Fragment, memoryview]]]:
+    """Fragments in groups of at most FRAGMENT_BYTES_MAX: a reply is one frame, and large frames are slow."""
+    group: list[tuple[Fragment, memoryview]] = []
+    total = 0
+    for fragment, target in wanted:
+        if group and total + fragment.bytes > FRAGMENT_BYTES_MAX:
+            yield group
+            group, total = [], 0
+        group.append((fragment, target))
+        total += fragment.bytes
+    if group:
+        yield group
+
+
+def _info(told: bytes) -> dict[str, str]:
+    """The fields of an INFO reply."""
+    lines = (line.partition(":") for line in told.decode(errors="replace").splitlines())
+    return {name: value for name, separator, value in lines if separator}
+
+
+def _version(node: dict[str, str]) -> str:
+    if "valkey_version" in node:
+        return f"Valkey {node['valkey_version']}"
+    return f"Redis {node.get('redis_version', 'of an unknown version')}"

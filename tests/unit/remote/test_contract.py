@@ -1,0 +1,191 @@
+"""What every kind of remote store must do (kvserver/remote/store.py)."""
+
+import random
+import threading
+
+import pytest
+
+from kvserver.remote.store import Gone, Store
+from tests.rigs.remote_chunks import NAMESPACE, head_of, name_of, payloads_of, targets_of
+from tests.unit.remote.conftest import Opener
+
+LARGE = (9, (8 << 20) + 3, 5001)
+"""Sizes of shards of which one needs two fragments."""
+SHARDS = 3
+
+
+def read_whole(store: Store, seed: int, head: object) -> list[memoryview]:
+    name = name_of(seed)
+    (found,) = store.heads([name], SHARDS)
+    assert found == head
+    targets = targets_of(found)
+    store.read(name, found, targets)
+    return targets
+
+
+@pytest.mark.parametrize("sizes", [(1,), (1, 4099, 70_001), LARGE])
+def test_what_one_server_writes_another_reads(opener: Opener, sizes: tuple[int, ...]) -> None:
+    name = name_of(7)
+    head = head_of(name, sizes=sizes)
+    assert opener().write(name, head, payloads_of(head))
+    assert read_whole(opener(), 7, head) == payloads_of(head)
+
+
+def test_heads_are_answered_in_their_order_and_what_is_not_there_is_a_miss(store: Store) -> None:
+    there = [name_of(seed) for seed in (3, 1, 2)]
+    for name in there:
+        store.write(name, head_of(name), payloads_of(head_of(name)))
+    asked = [there[0], name_of(9), there[1], name_of(8), there[2]]
+    assert store.heads(asked, SHARDS) == [head_of(name) if name in there else None for name in asked]
+    assert store.heads([], SHARDS) == []
+
+
+@pytest.mark.parametrize("sizes", [(1, 4099), LARGE])
+def test_the_second_of_two_writers_is_told_so_and_changes_nothing(opener: Opener, sizes: tuple[int, ...]) -> None:
+    name = name_of(5)
+    first, second = (head_of(name, write=write, sizes=sizes) for write in (11, 12))
+    assert opener().write(name, first, payloads_of(first))
+    assert not opener().write(name, second, payloads_of(second))
+    assert read_whole(opener(), 5, first) == payloads_of(first)
+
+
+@pytest.mark.parametrize("sizes", [(1, 4099), LARGE])
+def test_of_many_writers_at_once_one_wins_with_all_its_bytes(opener: Opener, sizes: tuple[int, ...]) -> None:
+    name = name_of(6)
+    heads = [head_of(name, write=write, sizes=sizes) for write in range(1, 6)]
+    stores = [opener() for _ in heads]
+    begin = threading.Barrier(len(heads))
+    won: list[int] = []
+
+    def write(number: int) -> None:
+        begin.wait()
+        if stores[number].write(name, heads[number], payloads_of(heads[number])):
+            won.append(number)
+
+    writers = [threading.Thread(target=write, args=(number,)) for number in range(len(heads))]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert len(won) == 1
+    winner = heads[won[0]]
+    assert read_whole(opener(), 6, winner) == payloads_of(winner)
+
+
+@pytest.mark.parametrize("sizes", [(1, 4099, 70_001), LARGE])
+def test_shards_that_are_not_wanted_are_not_read(store: Store, sizes: tuple[int, ...]) -> None:
+    name = name_of(4)
+    head = head_of(name, sizes=sizes)
+    store.write(name, head, payloads_of(head))
+    targets = targets_of(head)
+    store.read(name, head, [None, targets[1], None])
+    assert targets[1] == payloads_of(head)[1]
+    assert targets[0] == targets_of(head)[0]
+
+
+@pytest.mark.parametrize("sizes", [(1, 4099, 70_001), LARGE])
+def test_a_head_does_not_read_the_payloads_of_another_write(store: Store, sizes: tuple[int, ...]) -> None:
+    name = name_of(4)
+    old, new = (head_of(name, write=write, sizes=sizes) for write in (1, 2))
+    store.write(name, old, payloads_of(old))
+    store.drop(name, old)
+    assert store.write(name, new, payloads_of(new))
+    with pytest.raises(Gone):
+        store.read(name, old, targets_of(old))
+    smaller = head_of(name, write=3, sizes=(1, 4096, 70_001))
+    with pytest.raises(Gone):
+        store.read(name, smaller, targets_of(smaller))
+
+
+def test_a_chunk_that_was_dropped_is_a_miss_and_may_be_written_again(store: Store) -> None:
+    name = name_of(4)
+    for write, sizes in ((1, (1, 4099)), (2, LARGE), (3, (7,))):
+        head = head_of(name, write=write, sizes=sizes)
+        assert store.write(name, head, payloads_of(head))
+        store.touch(name, head)
+        store.drop(name, head)
+        assert store.heads([name], SHARDS) == [None]
+        with pytest.raises(Gone):
+            store.read(name, head, targets_of(head))
+        store.drop(name, None)
+        store.touch(name, head)
+        assert store.heads([name], SHARDS) == [None]
+
+
+def test_tenants_namespaces_epochs_and_ranks_share_nothing(store: Store) -> None:
+    name = name_of(4)
+    others = [
+        name_of(4, of=NAMESPACE._replace(tenant="team-7")),
+        name_of(4, of=NAMESPACE._replace(namespace=bytes(32))),
+        name_of(4, epoch=5),
+        name_of(4, ranks="r0"),
+    ]
+    store.write(name, head_of(name), payloads_of(head_of(name)))
+    assert store.heads(others, SHARDS) == [None] * len(others)
+    for other in others:
+        assert store.write(other, head_of(other), payloads_of(head_of(other)))
+
+
+def test_a_note_is_made_once_and_replaced_whatever_was_there(opener: Opener) -> None:
+    one, other = opener(), opener()
+    names = [NAMESPACE, NAMESPACE._replace(tenant="team-7"), NAMESPACE._replace(namespace=bytes(32))]
+    assert one.notes(names) == [None, None, None]
+    assert one.make_note(names[1], b"first")
+    assert not other.make_note(names[1], b"second")
+    assert other.notes(names) == [None, b"first", None]
+    other.replace_note(names[1], b"third")
+    other.replace_note(names[0], bytes(range(256)))
+    assert one.notes(names) == [bytes(range(256)), b"third", None]
+    assert one.notes([]) == []
+
+
+def test_of_many_who_make_a_note_at_once_one_does(opener: Opener) -> None:
+    stores = [opener() for _ in range(6)]
+    begin = threading.Barrier(len(stores))
+    made: list[int] = []
+
+    def make(number: int) -> None:
+        begin.wait()
+        if stores[number].make_note(NAMESPACE, b"note %d" % number):
+            made.append(number)
+
+    makers = [threading.Thread(target=make, args=(number,)) for number in range(len(stores))]
+    for maker in makers:
+        maker.start()
+    for maker in makers:
+        maker.join()
+    assert len(made) == 1
+    assert stores[0].notes([NAMESPACE]) == [b"note %d" % made[0]]
+
+
+def test_many_threads_read_and_write_their_own_chunks(store: Store) -> None:
+    wrong: list[int] = []
+
+    def live(seed: int) -> None:
+        dice = random.Random(seed)
+        for turn in range(20):
+            name = name_of(1000 * seed + turn)
+            head = head_of(name, write=turn, sizes=[dice.randrange(1, 30_000) for _ in range(SHARDS)])
+            targets = targets_of(head)
+            assert store.write(name, head, payloads_of(head))
+            store.read(name, head, targets)
+            if targets != payloads_of(head):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=live, args=(seed,)) for seed in range(1, 8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    last = [name_of(1000 * seed + 19) for seed in range(1, 8)]
+    assert None not in store.heads(last, SHARDS)
+
+
+def test_facts_name_the_kind_and_say_what_an_operator_should_change(store: Store) -> None:
+    facts = store.facts()
+    assert facts.kind in ("directory", "valkey")
+    assert facts.version
+    # None of them is set up to make room by itself.
+    assert not facts.evicts
+    assert facts.warnings

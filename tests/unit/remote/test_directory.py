@@ -1,0 +1,187 @@
+"""Bad days of a shared directory: not mounted, full, read-only, without links, with foreign and damaged files."""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvserver.remote.chunk_value import Head, WrongValue, encode
+from kvserver.remote.directory import UNFINISHED, UNFINISHED_S_MAX, DirectoryStore
+from kvserver.remote.store import Gone, StoreError
+from tests.rigs.full_disk import mounted
+from tests.rigs.remote_chunks import NAMESPACE, head_of, name_of, payloads_of, targets_of
+
+SHARDS = 3
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> DirectoryStore:
+    return DirectoryStore(str(tmp_path))
+
+
+def written(store: DirectoryStore, seed: int = 1, write: int = 1) -> Head:
+    name = name_of(seed)
+    head = head_of(name, write=write)
+    assert store.write(name, head, payloads_of(head))
+    return head
+
+
+def files(root: Path) -> list[Path]:
+    return sorted(path for path in root.rglob("*") if path.is_file())
+
+
+def code_of(problem: object) -> str:
+    assert isinstance(problem, StoreError | WrongValue)
+    return problem.code
+
+
+def test_a_directory_that_is_not_there_or_was_unmounted_is_down_and_never_a_miss(
+    store: DirectoryStore, tmp_path: Path
+) -> None:
+    with pytest.raises(StoreError, match="remote-down"):
+        DirectoryStore(str(tmp_path / "nowhere"))
+    head = written(store)
+    tmp_path.rename(tmp_path.with_name("away"))
+    tmp_path.mkdir()
+    assert {code_of(found) for found in store.heads([name_of(1), name_of(2)], SHARDS)} == {"remote-down"}
+    with pytest.raises(StoreError, match="remote-down"):
+        store.write(name_of(2), head_of(name_of(2)), payloads_of(head_of(name_of(2))))
+    assert not files(tmp_path)
+    tmp_path.rmdir()
+    tmp_path.with_name("away").rename(tmp_path)
+    assert store.heads([name_of(1)], SHARDS) == [head]
+
+
+def test_a_reader_that_has_begun_reads_one_write_while_the_file_is_replaced(
+    store: DirectoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = written(store, write=1)
+    name = name_of(1)
+    pread = os.pread
+
+    def replaced_meanwhile(descriptor: int, size: int, offset: int) -> bytes:
+        found = pread(descriptor, size, offset)
+        monkeypatch.undo()
+        store.drop(name, None)
+        written(store, write=2)
+        return found
+
+    monkeypatch.setattr(os, "pread", replaced_meanwhile)
+    targets = targets_of(old)
+    store.read(name, old, targets)
+    assert targets == payloads_of(old)
+    with pytest.raises(Gone):
+        store.read(name, old, targets)
+
+
+def test_a_file_system_without_hard_links_is_served_too(
+    store: DirectoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_links(*_: object, **__: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(os, "link", no_links)
+    head = written(store)
+    name = name_of(1)
+    assert not store.write(name, head_of(name, write=2), payloads_of(head_of(name, write=2)))
+    assert store.heads([name], SHARDS) == [head]
+    assert store.make_note(NAMESPACE, b"note")
+    assert store.notes([NAMESPACE]) == [b"note"]
+
+
+def test_a_link_that_was_made_twice_counts_as_made(store: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = os.link
+
+    def told_twice(written: Path, path: Path, **how: bool) -> None:
+        link(written, path, **how)
+        link(written, path, **how)
+
+    monkeypatch.setattr(os, "link", told_twice)
+    written(store)
+
+
+def test_a_full_file_system_takes_no_writes_leaves_nothing_behind_and_is_read_as_before(tmp_path: Path) -> None:
+    with mounted("tmpfs", tmp_path, 1 << 20) as root:
+        store = DirectoryStore(str(root))
+        heads = {1: written(store)}
+        code = ""
+        while not code:
+            seed = 1 + len(heads)
+            try:
+                heads[seed] = written(store, seed)
+            except StoreError as problem:
+                code = problem.code
+            assert len(heads) < 100
+        assert code == "remote-full"
+        assert not list((root / UNFINISHED).iterdir())
+        for seed, head in heads.items():
+            targets = targets_of(head)
+            store.read(name_of(seed), head, targets)
+            assert targets == payloads_of(head)
+
+
+def test_damaged_and_foreign_files_are_no_chunks(store: DirectoryStore, tmp_path: Path) -> None:
+    head = written(store)
+    name = name_of(1)
+    (path,) = files(tmp_path)
+    whole = path.read_bytes()
+    others = encode(head_of(name_of(2))) + whole[len(encode(head)) :]
+    for content in (b"", b"somebody else's", whole[:-1], whole + b"!", whole[:90], others):
+        path.write_bytes(content)
+        assert code_of(store.heads([name], SHARDS)[0]) in ("short", "foreign", "other")
+    path.write_bytes(whole[:-1])
+    with pytest.raises(Gone):
+        store.read(name, head, targets_of(head))
+    path.unlink()
+    os.mkfifo(path)
+    assert code_of(store.heads([name], SHARDS)[0]) == "foreign"
+    path.unlink()
+    path.symlink_to("/etc/passwd")
+    assert code_of(store.heads([name], SHARDS)[0]) == "remote-refused"
+    assert not store.write(name, head, payloads_of(head))
+    path.unlink()
+    path.mkdir()
+    assert code_of(store.heads([name], SHARDS)[0]) == "foreign"
+
+
+def test_what_dead_writers_left_goes_at_a_start_and_what_is_being_written_stays(
+    store: DirectoryStore, tmp_path: Path
+) -> None:
+    old, new = (tmp_path / UNFINISHED / name for name in ("old", "new"))
+    for path in (old, new):
+        path.write_bytes(b"half")
+    now_s = new.stat().st_mtime
+    os.utime(old, (now_s, now_s - UNFINISHED_S_MAX - 60))
+    DirectoryStore(str(tmp_path))
+    assert not old.exists()
+    assert new.exists()
+
+
+def test_use_makes_a_file_young(store: DirectoryStore, tmp_path: Path) -> None:
+    head = written(store)
+    (path,) = files(tmp_path)
+    os.utime(path, (1000, 1000))
+    store.touch(name_of(1), head)
+    assert path.stat().st_mtime > 1000
+
+
+def test_heads_that_come_too_late_are_slow_and_not_misses(tmp_path: Path) -> None:
+    store = DirectoryStore(str(tmp_path), probe_s=-1)
+    written(store)
+    assert {code_of(found) for found in store.heads([name_of(1), name_of(2)], SHARDS)} == {"remote-slow"}
+
+
+def test_files_may_be_read_and_written_by_the_group_as_the_umask_allows(tmp_path: Path, umask: None) -> None:
+    written(DirectoryStore(str(tmp_path)))
+    (path,) = files(tmp_path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+@pytest.fixture
+def umask() -> Iterator[None]:
+    before = os.umask(0o027)
+    yield
+    os.umask(before)

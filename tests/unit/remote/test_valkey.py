@@ -1,0 +1,350 @@
+"""Bad days of a Valkey: frozen, killed, full, evicting, forbidding, foreign or damaged values, one node of three."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from glide_sync import GlideClient, GlideClientConfiguration, NodeAddress
+
+from kvserver.errors import DeviceError
+from kvserver.remote.chunk_value import Head, WrongValue, encode, fragments_of
+from kvserver.remote.secrets import SecretSource
+from kvserver.remote.store import Gone, Store, StoreError
+from kvserver.remote.valkey import Settings, ValkeyStore
+from tests.process.harness import until
+from tests.rigs.remote_chunks import NAMESPACE, head_of, name_of, payloads_of, targets_of
+from tests.rigs.valkey_server import ValkeyCluster, ValkeyServer
+from tests.unit.remote.conftest import PATIENT
+
+LARGE = (9, (8 << 20) + 3, 5001)
+SHARDS = 3
+PASSWORD = "k3ep-this-t0-yourself"
+HASTY = {"probe_s": 0.2, "bulk_s": 0.4, "note_s": 0.3, "connect_s": 0.5}
+"""Deadlines to be passed by a server that does not answer."""
+AWAY = {"remote-slow", "remote-down"}
+"""Codes for a node that does not answer: nobody can tell whether it is dead."""
+
+
+@pytest.fixture
+def server() -> Iterator[ValkeyServer]:
+    """One that a test may harm."""
+    with ValkeyServer() as server:
+        yield server
+
+
+def opened(server: ValkeyServer, **settings: object) -> ValkeyStore:
+    return ValkeyStore(Settings((("127.0.0.1", server.port),), **{**PATIENT, **settings}))
+
+
+def written(store: Store, seed: int, sizes: tuple[int, ...] = (1, 4099), write: int = 1) -> Head:
+    name = name_of(seed)
+    head = head_of(name, sizes=sizes, write=write)
+    assert store.write(name, head, payloads_of(head))
+    return head
+
+
+def keys(server: ValkeyServer) -> list[str]:
+    return [line for line in server.ask("KEYS", "*").split("\r\n") if line[:1] not in ("*", "$", "")]
+
+
+def code_of(problem: object) -> str:
+    assert isinstance(problem, StoreError | WrongValue)
+    return problem.code
+
+
+def every_call(store: Store, head: Head) -> list[str]:
+    """The code of the error that each kind of call ends with; "" for none."""
+    name = name_of(1)
+    other = name_of(2)
+    new = head_of(other)
+    calls = {
+        "heads": lambda: store.heads([name], SHARDS),
+        "read": lambda: store.read(name, head, targets_of(head)),
+        "write": lambda: store.write(other, new, payloads_of(new)),
+        "touch": lambda: store.touch(name, head),
+        "notes": lambda: store.notes([NAMESPACE]),
+        "make_note": lambda: store.make_note(NAMESPACE, b"note"),
+        "replace_note": lambda: store.replace_note(NAMESPACE, b"note"),
+        "facts": store.facts,
+        "drop": lambda: store.drop(name, head),
+    }
+    codes = []
+    for call in calls.values():
+        try:
+            answer = call()
+            failed = answer[0] if isinstance(answer, list) else None
+            codes.append(failed.code if isinstance(failed, StoreError) else "")
+        except DeviceError as problem:
+            codes.append(problem.code)
+    return codes
+
+
+def test_calls_to_a_frozen_server_end_and_the_same_connections_serve_again(server: ValkeyServer) -> None:
+    store = opened(server, **HASTY)
+    head = written(store, 1)
+    server.stop()
+    assert set(every_call(store, head)) <= AWAY
+    server.go_on()
+    until("it to answer again", lambda: every_call(store, written_again(store)) == [""] * 9)
+
+
+def written_again(store: Store) -> Head:
+    name = name_of(1)
+    head = head_of(name, sizes=(1, 4099), write=2)
+    for seed in (1, 2):
+        try:
+            store.drop(name_of(seed), None)
+            if seed == 1:
+                store.write(name, head, payloads_of(head))
+        except StoreError:
+            break
+    return head
+
+
+def test_a_killed_server_is_down_and_a_new_one_is_used_without_opening_the_store_again(server: ValkeyServer) -> None:
+    store = opened(server, **HASTY)
+    head = written(store, 1)
+    server.kill()
+    assert set(every_call(store, head)) <= AWAY
+    server.start()
+    until("it to answer again", lambda: every_call(store, written_again(store)) == [""] * 9)
+    assert store.heads([name_of(3)], SHARDS) == [None]
+
+
+def test_a_server_that_comes_later_is_used_then(server: ValkeyServer) -> None:
+    server.kill()
+    store = opened(server, **HASTY)
+    assert set(every_call(store, head_of(name_of(1)))) == {"remote-down"}
+    server.start()
+    until("it to answer", lambda: every_call(store, written_again(store)) == [""] * 9)
+
+
+def test_a_full_server_refuses_writes_as_full_and_is_read_as_before() -> None:
+    with ValkeyServer("--maxmemory", "6mb", "--maxmemory-policy", "noeviction") as server:
+        store = opened(server)
+        heads = {1: written(store, 1)}
+        while (code := _write_or_code(store, 1 + len(heads), heads)) is None:
+            assert len(heads) < 100
+        assert code == "remote-full"
+        for seed, head in heads.items():
+            targets = targets_of(head)
+            assert store.heads([name_of(seed)], SHARDS) == [head]
+            store.read(name_of(seed), head, targets)
+            assert targets == payloads_of(head)
+        assert "noeviction" in " ".join(store.facts().warnings)
+
+
+def _write_or_code(store: Store, seed: int, heads: dict[int, Head]) -> str | None:
+    try:
+        heads[seed] = written(store, seed, sizes=(300_001, 5))
+    except StoreError as problem:
+        return problem.code
+    return None
+
+
+def test_a_large_chunk_that_does_not_fit_leaves_no_fragments() -> None:
+    with ValkeyServer("--maxmemory", "14mb", "--maxmemory-policy", "noeviction") as server:
+        store = opened(server)
+        name = name_of(1)
+        head = head_of(name, sizes=(*LARGE, 9 << 20))
+        with pytest.raises(StoreError, match="remote-full"):
+            store.write(name, head, payloads_of(head))
+        assert keys(server) == []
+
+
+def test_what_a_server_evicts_is_a_miss_and_never_half_a_chunk() -> None:
+    with ValkeyServer("--maxmemory", "40mb", "--maxmemory-policy", "allkeys-lru") as server:
+        store = opened(server)
+        heads = [written(store, seed, sizes=LARGE) for seed in range(12)]
+        found = store.heads([name_of(seed) for seed in range(12)], SHARDS)
+        assert None in found
+        assert heads[-1] in found
+        for seed, head in enumerate(heads):
+            if found[seed] is not None:
+                assert found[seed] == head
+                targets = targets_of(head)
+                store.read(name_of(seed), head, targets)
+                assert targets == payloads_of(head)
+        facts = store.facts()
+        assert facts.evicts
+        assert not facts.warnings
+
+
+@pytest.mark.parametrize("lost", [0, 1, 3])
+def test_a_head_without_one_of_its_fragments_is_a_miss_and_does_not_keep_the_chunk_out(
+    server: ValkeyServer, lost: int
+) -> None:
+    store = opened(server)
+    name = name_of(1)
+    head = written(store, 1, sizes=LARGE)
+    (fragment,) = [key for key in keys(server) if key.endswith(f":{head.write:016x}:{lost}")]
+    server.ask("DEL", fragment)
+    with pytest.raises(Gone):
+        store.read(name, head, targets_of(head))
+    assert store.heads([name], SHARDS) == [None]
+    newer = written(store, 1, sizes=LARGE, write=2)
+    assert store.heads([name], SHARDS) == [newer]
+
+
+def test_the_loser_of_two_writers_of_a_large_chunk_leaves_no_fragments(server: ValkeyServer) -> None:
+    store = opened(server)
+    name = name_of(1)
+    first, second = (head_of(name, write=write, sizes=LARGE) for write in (1, 2))
+
+    class Beaten(ValkeyStore):
+        """Another machine writes the whole chunk while this one has begun."""
+
+        def _set_new(self, to: object, key: bytes, value: object) -> bool:
+            assert store.write(name, first, payloads_of(first))
+            return super()._set_new(to, key, value)  # type: ignore[arg-type]
+
+    late = Beaten(Settings((("127.0.0.1", server.port),), **PATIENT))
+    assert not late.write(name, second, payloads_of(second))
+    assert len(keys(server)) == 1 + len(list(fragments_of(first)))
+    assert store.heads([name], SHARDS) == [first]
+
+
+def test_fragments_live_longer_than_their_head_and_use_renews_both(server: ValkeyServer) -> None:
+    store = opened(server, ttl_s=1000)
+    name = name_of(1)
+    head = written(store, 1, sizes=LARGE)
+
+    def lives_s() -> dict[bool, set[int]]:
+        """Seconds to live of the head (True) and of the fragments."""
+        lives: dict[bool, set[int]] = {True: set(), False: set()}
+        for key in keys(server):
+            lives[key.endswith("}")].add(int(server.ask("TTL", key)[1:]))
+        return lives
+
+    assert min(lives_s()[False]) > max(lives_s()[True]) > 0
+    for renew in (lambda: store.touch(name, head), lambda: store.heads([name], SHARDS)):
+        for key in keys(server):
+            server.ask("EXPIRE", key, "70")
+        renew()
+        assert min(lives_s()[False]) > max(lives_s()[True]) > 900
+
+
+def test_foreign_and_damaged_values_are_no_heads_and_their_payloads_are_not_given(server: ValkeyServer) -> None:
+    store = opened(server)
+    name = name_of(1)
+    head = written(store, 1)
+    (key,) = keys(server)
+    whole = encode(head) + b"".join(payloads_of(head))
+    other = encode(head_of(name_of(2), sizes=(1, 4099))) + b"".join(payloads_of(head))
+    dice = random.Random(7)
+    for value in (b"", b"somebody else's", whole[:90], other, dice.randbytes(len(whole)), b"\0" + whole[1:]):
+        _set(server, key, value)
+        (found,) = store.heads([name], SHARDS)
+        assert found is None if not value else code_of(found) in ("foreign", "short", "other")
+        with pytest.raises(Gone):
+            store.read(name, head, targets_of(head))
+    _set(server, key, whole[:-1])
+    with pytest.raises(Gone):
+        store.read(name, head, targets_of(head))
+    _set(server, key, whole + b"more")
+    with pytest.raises(Gone):
+        store.read(name, head, targets_of(head))
+    server.ask("DEL", key)
+    server.ask("LPUSH", key, "a list")
+    assert code_of(store.heads([name], SHARDS)[0]) == "foreign"
+    with pytest.raises(StoreError, match="remote-refused"):
+        store.read(name, head, targets_of(head))
+    assert not store.write(name, head, payloads_of(head))
+
+
+def _set(server: ValkeyServer, key: str, value: bytes) -> None:
+    client = GlideClient.create(GlideClientConfiguration([NodeAddress("127.0.0.1", server.port)]))
+    client.set(key, value)
+    client.close()
+
+
+def test_a_wrong_password_is_denied_and_the_password_is_in_no_message(server: ValkeyServer, tmp_path: Path) -> None:
+    server.ask("CONFIG", "SET", "requirepass", "another one")
+    file = tmp_path / "password"
+    file.touch(mode=0o600)
+    file.write_text(PASSWORD)
+    store = opened(server, password=SecretSource(file=str(file)))
+    with pytest.raises(StoreError, match="remote-denied") as denied:
+        store.heads([name_of(1)], SHARDS)
+    shown = f"{denied.value!r} {denied.value} {denied.value.__cause__!r} {denied.value.__context__!r} {vars(store)}"
+    assert PASSWORD not in shown
+    file.write_text("another one\n")
+    assert store.heads([name_of(1)], SHARDS) == [None]
+
+
+def test_a_password_that_is_rotated_in_its_file_is_used_without_a_restart(server: ValkeyServer, tmp_path: Path) -> None:
+    server.ask("ACL", "SETUSER", "kvserver", "on", f">{PASSWORD}", "~*", "&*", "+@all")
+    file = tmp_path / "password"
+    file.touch(mode=0o600)
+    file.write_text(PASSWORD)
+    store = opened(server, username="kvserver", password=SecretSource(file=str(file)))
+    head = written(store, 1)
+    server.ask("ACL", "SETUSER", "kvserver", "resetpass", ">the next one")
+    server.ask("CLIENT", "KILL", "USER", "kvserver")
+    file.write_text("the next one")
+    until("the new password", lambda: store.heads([name_of(1)], SHARDS) == [head] if _answers(store) else False)
+
+
+def _answers(store: Store) -> bool:
+    try:
+        return not isinstance(store.heads([name_of(1)], SHARDS)[0], StoreError)
+    except StoreError:
+        return False
+
+
+def test_a_user_without_permission_for_a_tenant_is_denied_there_and_served_elsewhere(
+    server: ValkeyServer, tmp_path: Path
+) -> None:
+    allowed = ("+get", "+mget", "+getrange", "+set", "+exists", "+expire", "+unlink", "+info", "+client", "+hello")
+    server.ask("ACL", "SETUSER", "team", "on", f">{PASSWORD}", "~kv1:team-7:*", "+ping", *allowed)
+    file = tmp_path / "password"
+    file.touch(mode=0o600)
+    file.write_text(PASSWORD)
+    store = opened(server, username="team", password=SecretSource(file=str(file)))
+    mine = name_of(1, of=NAMESPACE._replace(tenant="team-7"))
+    head = head_of(mine)
+    assert store.write(mine, head, payloads_of(head))
+    theirs = name_of(1, of=NAMESPACE._replace(tenant="team-8"))
+    denied, found = store.heads([theirs, mine], SHARDS)
+    assert code_of(denied) == "remote-denied"
+    assert found == head
+    with pytest.raises(StoreError, match="remote-denied"):
+        store.write(theirs, head_of(theirs), payloads_of(head_of(theirs)))
+    with pytest.raises(StoreError, match="remote-denied"):
+        store.make_note(theirs.of, b"note")
+
+
+def test_one_dead_node_of_a_cluster_costs_only_its_own_chunks() -> None:
+    with ValkeyCluster() as cluster:
+        addresses = tuple(("127.0.0.1", server.port) for server in cluster.servers)
+        store = ValkeyStore(Settings(addresses, is_cluster=True, **PATIENT))
+        # Otherwise the others refuse all until somebody repairs the cluster.
+        for server in cluster.servers:
+            server.ask("CONFIG", "SET", "cluster-require-full-coverage", "no")
+        heads = [written(store, seed) for seed in range(24)]
+        names = [name_of(seed) for seed in range(24)]
+        assert store.heads(names, SHARDS) == heads
+        cluster.servers[1].kill()
+        one_by_one = [_head_or_code(store, seed) for seed in range(24)]
+        dead = [seed for seed, found in enumerate(one_by_one) if isinstance(found, str)]
+        assert 0 < len(dead) < 24
+        assert {one_by_one[seed] for seed in dead} <= AWAY
+        assert [found for found in one_by_one if not isinstance(found, str)] == [
+            head for seed, head in enumerate(heads) if seed not in dead
+        ]
+
+
+def _head_or_code(store: Store, seed: int) -> object:
+    try:
+        (found,) = store.heads([name_of(seed)], SHARDS)
+    except StoreError as problem:
+        return problem.code
+    return found.code if isinstance(found, StoreError) else found
+
+
+def test_a_closed_store_says_so(server: ValkeyServer) -> None:
+    store = opened(server)
+    head = written(store, 1)
+    store.close()
+    assert set(every_call(store, head)) == {"remote-down"}
