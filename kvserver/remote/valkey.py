@@ -60,6 +60,8 @@ FRAGMENTS_OUTLIVE_S = 60
 """Seconds that fragments live longer than their head, so that no head is left behind without them."""
 RECONNECT = BackoffStrategy(num_of_retries=4, factor=100, exponent_base=2, jitter_percent=20)
 """Waits between tries to connect again: 0.1 s, doubling up to 1.6 s, then always 1.6 s."""
+LATE_MAX = 3
+"""Calls in a row that pass their deadline until a connection is made anew. The library keeps one that lost its peer."""
 Kind = Literal["probe", "bulk", "note"]
 Client = GlideClient | GlideClusterClient
 Scrub = Callable[[str], str]
@@ -298,8 +300,9 @@ class ValkeyStore:
                 if self._password is not None:
                     to.use_password(self._password.current())
                 yield to
+                to.late_in_a_row = 0
             except GlideError as problem:
-                to.is_usable = not isinstance(problem, glide.ClosingError)
+                to.note_failure(problem)
                 # Not `from problem`: the library's text may quote what it sent.
                 raise _translated(problem, to.scrub) from None
 
@@ -356,9 +359,15 @@ class _Connection:
 
     def __init__(self, client: Client, secret: Secret | None) -> None:
         self.client = client
+        self.late_in_a_row = 0
         self.is_usable = True
         self._secret = secret
         self._scratch: memoryview | None = None
+
+    def note_failure(self, problem: GlideError) -> None:
+        """Gives the client up if it is closed, or if it may be the connection that hangs and not the server."""
+        self.late_in_a_row = self.late_in_a_row + 1 if isinstance(problem, glide.TimeoutError) else 0
+        self.is_usable = not isinstance(problem, glide.ClosingError) and self.late_in_a_row < LATE_MAX
 
     def scrub(self, text: str) -> str:
         return text if self._secret is None else self._secret.scrub(text)

@@ -13,6 +13,7 @@ from kvserver.remote.secrets import SecretSource
 from kvserver.remote.store import Gone, Store, StoreError
 from kvserver.remote.valkey import Settings, ValkeyStore
 from tests.process.harness import until
+from tests.rigs.fault_proxy import FaultProxy
 from tests.rigs.remote_chunks import NAMESPACE, head_of, name_of, payloads_of, targets_of
 from tests.rigs.valkey_server import ValkeyCluster, ValkeyServer
 from tests.unit.remote.conftest import PATIENT
@@ -110,6 +111,16 @@ def test_a_killed_server_is_down_and_a_new_one_is_used_without_opening_the_store
     server.start()
     until("it to answer again", lambda: every_call(store, written_again(store)) == [""] * 9)
     assert store.heads([name_of(3)], SHARDS) == [None]
+
+
+def test_connections_that_lost_their_peer_are_made_anew(server: ValkeyServer) -> None:
+    with FaultProxy(server.port, seed=1, chance=0) as proxy:
+        store = ValkeyStore(Settings((("127.0.0.1", proxy.port),), **HASTY))
+        head = written(store, 1)
+        proxy.hush()
+        assert "remote-slow" in every_call(store, head)
+        until("new connections", lambda: every_call(store, written_again(store)) == [""] * 9)
+        store.close()
 
 
 def test_a_server_that_comes_later_is_used_then(server: ValkeyServer) -> None:

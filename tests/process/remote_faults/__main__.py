@@ -1,0 +1,31 @@
+"""Remote stores under faults: python -m tests.process.remote_faults --faults 20000
+
+`make test` runs a small part of it. Prints one line a scenario, with what happened and what readers got. Exits with
+status 1 when a reader got a byte that no writer wrote."""
+
+import argparse
+import sys
+from functools import partial
+
+from tests.process.campaign import run_campaign
+from tests.process.remote_faults.scenarios import run_files, run_proxy, run_values
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=int, default=20_000, help="in all scenarios together")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", default="", help="scenarios whose name contains this")
+    options = parser.parse_args()
+    share = options.faults // 4
+    scenarios = {
+        "values": partial(run_values, share, options.seed),
+        "files": partial(run_files, share, options.seed),
+        "proxy": partial(run_proxy, share, options.seed),
+        "proxy, many faults": partial(run_proxy, share, options.seed + 1, 0.12),
+    }
+    return run_campaign("remote faults", scenarios, only=options.only)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

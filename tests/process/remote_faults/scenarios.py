@@ -1,0 +1,126 @@
+"""Scenarios for remote stores under faults. Each runs until so many faults have happened, and returns what was seen."""
+
+import random
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from glide_sync import GlideClient, GlideClientConfiguration, NodeAddress
+
+from kvserver.remote.directory import UNFINISHED, DirectoryStore
+from kvserver.remote.valkey import Settings, ValkeyStore
+from tests.process.campaign import counted
+from tests.process.remote_faults.life import Life
+from tests.rigs.fault_proxy import FaultProxy
+from tests.rigs.valkey_server import ValkeyServer
+
+DEADLINES = {"probe_s": 0.25, "bulk_s": 0.25, "note_s": 0.25, "connect_s": 0.25}
+TURNS_A_FAULT = 60
+"""Turns within which a fault must have happened: a campaign without faults shows nothing."""
+
+
+def run_proxy(faults: int, seed: int, chance: float = 0.04) -> str:
+    """A Valkey behind a proxy that damages the stream."""
+    with ValkeyServer() as server, FaultProxy(server.port, seed, chance) as proxy:
+        life = Life(seed)
+        store = ValkeyStore(Settings((("127.0.0.1", proxy.port),), **DEADLINES))
+        turns = 0
+        while proxy.faults.total() < faults:
+            life.turn(store)
+            turns += 1
+            assert turns < TURNS_A_FAULT * faults
+        store.close()
+        return counted({**proxy.faults, **life.seen})
+
+
+def run_values(faults: int, seed: int) -> str:
+    """A Valkey whose values somebody changes: flipped, cut, longer, swapped, older, removed, of another type."""
+    with ValkeyServer() as server:
+        life = Life(seed)
+        dice = random.Random(seed)
+        patient = dict.fromkeys(DEADLINES, 10.0)
+        store = ValkeyStore(Settings((("127.0.0.1", server.port),), **patient))
+        vandal = GlideClient.create(GlideClientConfiguration([NodeAddress("127.0.0.1", server.port)]))
+        older: dict[bytes, bytes] = {}
+        done: Counter[str] = Counter()
+        turns = 0
+        while done.total() < faults:
+            life.turn(store)
+            turns += 1
+            assert turns < TURNS_A_FAULT * faults
+            key = vandal.random_key()
+            if turns % 2 or key is None or vandal.type(key) != b"string":
+                continue
+            value = vandal.get(key) or b""
+            kind = dice.choice(("flip", "cut", "longer", "zeros", "swap", "older", "gone", "list"))
+            if kind == "older":
+                vandal.set(key, older.get(key, value))
+            else:
+                _spoil(vandal, dice, kind, key, value)
+            older.setdefault(key, value)
+            done[kind] += 1
+        vandal.close()
+        store.close()
+        return counted({**done, **life.seen})
+
+
+def _spoil(vandal: GlideClient, dice: random.Random, kind: str, key: bytes, value: bytes) -> None:
+    match kind:
+        case "gone":
+            vandal.delete([key])
+        case "list":
+            vandal.delete([key])
+            vandal.lpush(key, [value])
+        case "swap":
+            other = vandal.random_key() or key
+            if vandal.type(other) == b"string":
+                theirs = vandal.get(other) or b""
+                vandal.set(other, value)
+                vandal.set(key, theirs)
+        case _:
+            vandal.set(key, damaged(dice, kind, value))
+
+
+def run_files(faults: int, seed: int) -> str:
+    """A directory whose files somebody changes."""
+    with tempfile.TemporaryDirectory(prefix="kv-remote-") as folder:
+        life = Life(seed)
+        dice = random.Random(seed)
+        root = Path(folder)
+        store = DirectoryStore(folder, probe_s=10)
+        done: Counter[str] = Counter()
+        turns = 0
+        while done.total() < faults:
+            life.turn(store)
+            turns += 1
+            assert turns < TURNS_A_FAULT * faults
+            files = sorted(path for path in root.rglob("*") if path.is_file() and path.parent.name != UNFINISHED)
+            if turns % 2 or not files:
+                continue
+            path, other = dice.choice(files), dice.choice(files)
+            kind = dice.choice(("flip", "cut", "longer", "zeros", "swap", "gone"))
+            value = path.read_bytes()
+            if kind == "gone":
+                path.unlink()
+            elif kind == "swap":
+                path.write_bytes(other.read_bytes())
+                other.write_bytes(value)
+            else:
+                path.write_bytes(damaged(dice, kind, value))
+            done[kind] += 1
+        return counted({**done, **life.seen})
+
+
+def damaged(dice: random.Random, kind: str, value: bytes) -> bytes:
+    changed = bytearray(value or b"\0")
+    place = dice.randrange(len(changed))
+    match kind:
+        case "flip":
+            changed[place] ^= 1 << dice.randrange(8)
+        case "cut":
+            del changed[place:]
+        case "longer":
+            changed[place:place] = dice.randbytes(dice.randrange(1, 9))
+        case "zeros":
+            changed[place : place + 64] = bytes(len(changed[place : place + 64]))
+    return bytes(changed)

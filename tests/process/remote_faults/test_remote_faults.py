@@ -1,0 +1,24 @@
+"""A part of the campaign against remote stores (python -m tests.process.remote_faults)."""
+
+import pytest
+
+from tests.process.remote_faults import life
+from tests.process.remote_faults.scenarios import run_files, run_proxy, run_values
+
+
+def test_no_byte_of_a_damaged_value_is_delivered() -> None:
+    assert "right" in run_values(100, seed=3)
+
+
+def test_no_byte_of_a_damaged_file_is_delivered() -> None:
+    assert "right" in run_files(100, seed=3)
+
+
+def test_no_byte_of_a_damaged_stream_is_delivered() -> None:
+    assert "right" in run_proxy(60, seed=3)
+
+
+def test_a_reader_that_does_not_compare_digests_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(life, "digest_of", lambda *_: 0)
+    with pytest.raises(AssertionError, match="wrong bytes"):
+        run_values(2000, seed=3)
