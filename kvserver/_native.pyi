@@ -97,10 +97,12 @@ NO_DIGEST: int  # 2**64 - 1: takes the place of a digest or a sum that nobody co
 DigestSum = tuple[int, int]
 """(sum, bytes): the sum of that many bytes of a payload, a number below 2**61 - 1."""
 
-def digest_sum(bytes: bytes, begin: int, end: int, offset: int, portable: bool = False) -> DigestSum:
+def digest_sum(
+    bytes: bytes | bytearray | memoryview, begin: int, end: int, offset: int, portable: bool = False
+) -> DigestSum:
     """The sum of bytes[begin:end], whose first byte is byte `offset` of its payload (docs/digest.md).
 
-    portable: without the processor's vector instructions, for tests."""
+    bytes: in one stretch; it may change meanwhile. portable: without the processor's vector instructions, for tests."""
 
 def add_digest_sums(one: DigestSum, other: DigestSum) -> DigestSum:
     """The sum of two parts of one payload that share no byte."""

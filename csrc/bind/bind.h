@@ -58,6 +58,24 @@ inline std::span<const std::byte> bytes_of(const nb::bytes& bytes) {
     return {reinterpret_cast<const std::byte*>(bytes.c_str()), bytes.size()};
 }
 
+// The memory of a Python object that has it in one stretch, such as a memoryview. The object keeps it while this lives.
+class Memory {
+  public:
+    explicit Memory(const nb::object& object) {
+        if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_SIMPLE) != 0) throw nb::python_error();
+    }
+    ~Memory() { PyBuffer_Release(&view_); }
+    Memory(const Memory&) = delete;
+    Memory& operator=(const Memory&) = delete;
+
+    std::span<const std::byte> bytes() const {
+        return {static_cast<const std::byte*>(view_.buf), static_cast<size_t>(view_.len)};
+    }
+
+  private:
+    Py_buffer view_;
+};
+
 // Packed records from Python, copied so that they are aligned and outlive the GIL.
 template <typename Record>
 std::vector<Record> unpack(const nb::bytes& packed, const char* what) {

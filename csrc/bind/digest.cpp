@@ -19,8 +19,9 @@ void bind_digest(nb::module_& module) {
     module.attr("DIGEST_PAYLOAD_BYTES_MAX") = DIGEST_PAYLOAD_BYTES_MAX;
     module.def(
         "digest_sum",
-        [](const nb::bytes& bytes, uint64_t begin, uint64_t end, uint64_t offset, bool portable) {
-            const auto whole = bytes_of(bytes);
+        [](const nb::object& bytes, uint64_t begin, uint64_t end, uint64_t offset, bool portable) {
+            const Memory memory(bytes);
+            const auto whole = memory.bytes();
             if (begin > end || end > whole.size()) {
                 bad_argument(format("[%lu, %lu) of %zu bytes", begin, end, whole.size()));
             }

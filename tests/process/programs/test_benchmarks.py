@@ -26,6 +26,7 @@ ROW = {"bench", "case", "value", "unit", "ceiling", "ratio", "machine", "commit"
         ("drain", {"write", "drain", "lookup_p50_us", "lookup_longest_ms"}),
         ("recovery", {"recovered_3k_s", "answer_3k_s", "brain_rss_3k_mib"}),
         ("counting", {"counting_p50_ratio", "counting_rate_ratio"}),
+        ("remote", {"valkey_8x4m_write", "valkey_1x1m_read_cpu", "directory_1x4m_read"}),
         ("service", {"lookup_512_p50_us", "lookup_512_handle_us", "store_4_p50_us"}),
     ],
 )
@@ -41,7 +42,7 @@ def test_a_benchmark_prints_a_row_for_each_case(bench: str, cases: set[str]) -> 
         assert row["value"] > 0 or row["case"].startswith("per_100k")  # a difference, here of small numbers
         assert (row["ceiling"] is None) == (row["ratio"] is None)
         mixed = bench in ("disk", "drain", "start")  # disk: only where fio is installed
-        assert mixed or (row["ceiling"] is None) == (bench not in ("host", "digest"))
+        assert mixed or (row["ceiling"] is None) == (bench not in ("host", "digest", "remote"))
 
 
 def test_the_benchmark_of_placement_loses_a_device_or_says_what_this_machine_lacks() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.process.remote_faults import life
+from kvserver.movers import remote_checks
 from tests.process.remote_faults.scenarios import run_files, run_proxy, run_values
 
 
@@ -19,6 +19,6 @@ def test_no_byte_of_a_damaged_stream_is_delivered() -> None:
 
 
 def test_a_reader_that_does_not_compare_digests_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(life, "digest_of", lambda *_: 0)
+    monkeypatch.setattr(remote_checks, "wrong_shards", lambda *_: [])
     with pytest.raises(AssertionError, match="wrong bytes"):
         run_values(2000, seed=3)

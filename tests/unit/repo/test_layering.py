@@ -32,7 +32,7 @@ BELOW: dict[str, str] = {
     "service.telling index tiers transfer wire",
     "kvserver.service": "service.base service.telling service.state service.requests service.disk service.operators "
     "service.report service.check wire",
-    "kvserver.movers": "config ipc tiers transfer wire",
+    "kvserver.movers": "config ipc remote tiers transfer wire",
     "kvserver.supervisor": "movers config ipc transfer wire",
     "kvserver.brain.http": "service.telling config wire",
     "kvserver.brain": "brain.http service service.base service.holdings service.state service.telling config ipc "

