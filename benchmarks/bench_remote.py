@@ -172,11 +172,9 @@ def run(rows: Rows, bench: Bench, kind: str, rounds: int, round_bytes: int) -> N
             chunks.drop(bench.store)
         for what in ("write", "read"):
             case = f"{kind}_{shape}_{what}"
-            rows.add(
-                case, [rate for rate, _ in seen[what]], "GB/s", ceilings=[rate for rate, _ in seen[f"plain {what}"]]
-            )
-            rows.add(f"{case}_cpu", [cost for _, cost in seen[what]], "s/GB")
-            rows.add(f"{case}, library alone", [cost for _, cost in seen[f"plain {what}"]], "s/GB")
+            ours, plain = seen[what], seen[f"plain {what}"]
+            rows.add(case, [rate for rate, _ in ours], "GB/s", ceilings=[rate for rate, _ in plain])
+            rows.add(f"{case}_cpu", [cost for _, cost in ours], "s/GB", ceilings=[cost for _, cost in plain])
 
 
 def main() -> int:
