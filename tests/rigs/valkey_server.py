@@ -25,9 +25,10 @@ def binary() -> str:
 class ValkeyServer:
     """One server. It can be stopped, continued, killed, and started again on its port, without what it had."""
 
-    def __init__(self, *options: str, program: str = "") -> None:
+    def __init__(self, *options: str, program: str = "", port_option: str = "--port") -> None:
         self._program = program or binary()
         self._options = options
+        self._port_option = port_option
         self._directory = tempfile.mkdtemp(prefix="kv-valkey-")
         self.port = _free_port()
         self._process: subprocess.Popen[bytes] | None = None
@@ -42,11 +43,12 @@ class ValkeyServer:
 
     def start(self) -> None:
         fixed = ("--dir", self._directory, "--save", "", "--appendonly", "no", "--bind", "127.0.0.1")
-        ports = () if "--port" in self._options else ("--port", str(self.port))
         log = open(Path(self._directory) / "log", "ab")  # noqa: SIM115
         with log:
             self._process = subprocess.Popen(
-                [self._program, *fixed, *ports, *self._options], stdout=log, stderr=subprocess.STDOUT
+                [self._program, *fixed, self._port_option, str(self.port), *self._options],
+                stdout=log,
+                stderr=subprocess.STDOUT,
             )
         until_s = time.monotonic() + STARTS_WITHIN_S
         while True:
