@@ -79,10 +79,8 @@ class Breaker:
         self._is_trying = True
         return True
 
-    def succeeded(self, now_s: float, *, as_try: bool = False) -> None:
-        if as_try:
-            self._try_succeeded(now_s)
-            return
+    def succeeded(self, now_s: float) -> None:
+        """A call has ended well, or the node has refused it for a reason of its own."""
         self._in_a_row = 0
         self._window.append(False)
         if self._state == "ramping":
@@ -94,20 +92,15 @@ class Breaker:
                     self._go("closed")
                     self._wait_s = FIRST_WAIT_S
 
-    def failed(self, now_s: float, *, as_try: bool = False) -> None:
-        """A deadline passed, or the node cannot be reached, or it refuses us."""
-        if as_try:
-            self._is_trying = False
-            if self._state == "testing":
-                self._open(now_s)
-            return
+    def failed(self, now_s: float) -> None:
+        """A call's deadline has passed, or the node cannot be reached, or it refuses us."""
         self._in_a_row += 1
         self._window.append(True)
         is_enough = self._in_a_row >= FAILURES_MAX or sum(self._window) >= WINDOW_FAILURES_MAX
         if self._state == "ramping" or (self._state == "closed" and is_enough):
             self._open(now_s)
 
-    def _try_succeeded(self, now_s: float) -> None:
+    def try_succeeded(self, now_s: float) -> None:
         self._is_trying = False
         if self._state != "testing":
             return
@@ -117,6 +110,11 @@ class Breaker:
             self._go("ramping")
             self._successes = self._step = self._in_a_row = 0
             self._window.clear()
+
+    def try_failed(self, now_s: float) -> None:
+        self._is_trying = False
+        if self._state == "testing":
+            self._open(now_s)
 
     def _open(self, now_s: float) -> None:
         self._go("open")

@@ -79,6 +79,9 @@ class DirectoryStore:
             warnings=("nothing removes old chunks: whoever owns the directory must do it",),
         )
 
+    def node_of(self, name: ChunkName) -> str:
+        return self._node
+
     def heads(self, names: Sequence[ChunkName], shards: int) -> list[Head | StoreError | WrongValue | None]:
         due_s = time.monotonic() + self._probe_s
         found = [self._head(name, head_bytes(shards), due_s) for name in names]

@@ -10,6 +10,7 @@ again by itself.
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import accumulate
@@ -52,6 +53,7 @@ from kvserver.remote.chunk_value import (
 )
 from kvserver.remote.secrets import Secret, SecretSource
 from kvserver.remote.store import Facts, Gone, Problem, StoreError
+from kvserver.remote.valkey_nodes import NodeMap, node_map
 
 # It writes warnings to standard error otherwise, with addresses and without our format.
 Logger.set_logger_config(Level.OFF)
@@ -60,6 +62,7 @@ FRAGMENTS_OUTLIVE_S = 60
 """Seconds that fragments live longer than their head, so that no head is left behind without them."""
 RECONNECT = BackoffStrategy(num_of_retries=4, factor=100, exponent_base=2, jitter_percent=20)
 """Waits between tries to connect again: 0.1 s, doubling up to 1.6 s, then always 1.6 s."""
+NODES_ASKED_EVERY_S = 10.0
 LATE_MAX = 3
 """Calls in a row that pass their deadline until a connection is made anew. The library keeps one that lost its peer."""
 Kind = Literal["probe", "bulk", "note"]
@@ -112,6 +115,10 @@ class ValkeyStore:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        host, port = settings.addresses[0]
+        self._address = f"{host}:{port}"
+        self._nodes = NodeMap()
+        self._nodes_asked_s = -NODES_ASKED_EVERY_S
         self._password = password = _Password(settings.password) if settings.password is not None else None
         self._lanes = {
             "probe": _Lane(settings, password, settings.probe_s, 2),
@@ -134,11 +141,15 @@ class ValkeyStore:
         version = sorted({_version(node) for node in found})
         return Facts("valkey", ", ".join(version), "noeviction" not in policies and bounded, tuple(warnings))
 
+    def node_of(self, name: ChunkName) -> str:
+        return self._nodes.node_of(self._key(name)) if self._settings.is_cluster else self._address
+
     def heads(self, names: Sequence[ChunkName], shards: int) -> list[Head | StoreError | WrongValue | None]:
         if not names:
             return []
         last = head_bytes(shards) - 1
         with self._connection("probe") as to:
+            self._learn_nodes(to)
             batch = self._batch()
             for name in names:
                 batch.getrange(self._key(name), 0, last)
@@ -305,6 +316,14 @@ class ValkeyStore:
                 to.note_failure(problem)
                 # Not `from problem`: the library's text may quote what it sent.
                 raise _translated(problem, to.scrub) from None
+
+    def _learn_nodes(self, to: "_Connection") -> None:
+        """Asks now and then which node has which keys. A cluster that does not tell is a single node to us."""
+        now_s = time.monotonic()
+        if self._settings.is_cluster and now_s - self._nodes_asked_s >= NODES_ASKED_EVERY_S:
+            self._nodes_asked_s = now_s
+            with suppress(GlideError, ValueError, TypeError):
+                self._nodes = node_map(to.client.custom_command(["CLUSTER", "SLOTS"]))
 
     def _batch(self) -> Any:
         return ClusterBatch(is_atomic=False) if self._settings.is_cluster else Batch(is_atomic=False)

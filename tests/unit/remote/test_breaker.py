@@ -59,9 +59,9 @@ def test_a_node_that_recovers_is_asked_by_as_many_as_ever_within_5_s(dead_s: flo
             is_alive = now_s >= dead_s
             now_s += 0.001 if is_alive else CALL_S
             if is_alive:
-                node.succeeded(now_s, as_try=True)
+                node.try_succeeded(now_s)
             else:
-                node.failed(now_s, as_try=True)
+                node.try_failed(now_s)
         if node.lets_through(0):
             node.succeeded(now_s)
         if node.state == "closed":
@@ -78,7 +78,7 @@ def test_it_asks_a_dead_node_less_and_less_and_never_by_two_at_once() -> None:
         if node.wants_try(now_s):
             assert not node.wants_try(now_s + 100)
             times.append(now_s)
-            node.failed(now_s, as_try=True)
+            node.try_failed(now_s)
     pauses = [after - before for before, after in itertools.pairwise(times)]
     assert 0.5 <= times[0] <= 0.64
     assert all(2.0 <= pause <= 2.52 for pause in pauses[2:])
@@ -98,7 +98,7 @@ def recover(node: Breaker) -> None:
     while node.state != "ramping":
         now_s += 0.2
         assert node.wants_try(now_s)
-        node.succeeded(now_s, as_try=True)
+        node.try_succeeded(now_s)
 
 
 def test_calls_that_began_before_it_opened_do_not_close_or_prolong_it() -> None:
@@ -146,7 +146,7 @@ class Traffic(RuleBasedStateMachine):
     @rule(succeeds=some.booleans())
     def a_try_ends(self, succeeds: bool) -> None:
         self.is_trying = False
-        (self.node.succeeded if succeeds else self.node.failed)(self.now_s, as_try=True)
+        (self.node.try_succeeded if succeeds else self.node.try_failed)(self.now_s)
 
     @invariant()
     def a_node_that_is_left_alone_is_asked_soon(self) -> None:

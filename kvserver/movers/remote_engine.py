@@ -1,0 +1,343 @@
+"""Jobs of one remote store, on threads: heads are read, chunks come into the arena and go out of it, verified.
+
+No index and no decisions. Every job ends exactly once, and its slots are not touched afterwards. Loads go before
+writes, and a thread is always left for them. A node that fails again and again is left alone by its breaker: its jobs
+end at once, and the engine asks it by itself until it has recovered.
+"""
+
+import os
+import queue
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Literal, NamedTuple
+
+from kvserver.errors import DeviceError
+from kvserver.movers.remote_checks import wrong_shards
+from kvserver.remote.breaker import Breaker
+from kvserver.remote.chunk_value import ChunkName, Head, WrongValue
+from kvserver.remote.store import Gone, Store, StoreError
+
+JOBS_MAX = 4096
+"""Jobs that wait or are under way."""
+PROBE_THREADS = 1
+TRY_EVERY_S = 0.05
+"""How often it is looked at whether a node that is left alone should be tried."""
+ANSWERED = ("remote-full", "remote-refused")
+"""Problems of a node that works."""
+Fault = Literal["", "gone", "digest", "existed", "left-alone", "cancelled"] | str
+"""Why a job did not do what it was to do; otherwise a code of StoreError. left-alone: the node's breaker is open.
+digest: the payload is not the one that an engine stored. existed: of a write, another one was there first."""
+
+
+class Probe(NamedTuple):
+    """Reads heads."""
+
+    job: int
+    names: tuple[ChunkName, ...]
+    shards: int
+    """How many a head has at most."""
+
+
+class Fetch(NamedTuple):
+    """Reads payloads into slots. A payload that is not the stored one ends the job, and the store drops the chunk."""
+
+    job: int
+    name: ChunkName
+    head: Head
+    slots: tuple[int | None, ...]
+    """Arena offset for each shard of the head; None: not wanted."""
+
+
+class Put(NamedTuple):
+    """Writes payloads from slots, unless their bytes are other ones than the head says."""
+
+    job: int
+    name: ChunkName
+    head: Head
+    slots: tuple[int, ...]
+
+
+class Touch(NamedTuple):
+    """Tells the store that a chunk was used."""
+
+    job: int
+    name: ChunkName
+    head: Head
+
+
+Job = Probe | Fetch | Put | Touch
+
+
+class Ended(NamedTuple):
+    """The end of a job. Nothing of it happens any more, in the arena."""
+
+    job: int
+    fault: Fault
+    heads: tuple[Head | None, ...] = ()
+    """Of a Probe, in its order. None also where the answer is unknown; then `faults` says so."""
+    faults: tuple[Fault, ...] = ()
+    """Of a Probe, for each name: why nothing is known, or what is wrong with what is there. Empty: all is known."""
+    io_ns: int = 0
+
+
+class RemoteEngine:
+    """The threads of one store. The caller reads `eventfd`, then ended()."""
+
+    def __init__(
+        self, store: Store, arena: memoryview, *, threads: int = 4, seed: int | None = None, jobs_max: int = JOBS_MAX
+    ) -> None:
+        """threads: for payloads, at least 2; all but one may write at a time."""
+        assert threads >= 2, "one is kept for loads"
+        self.eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._store = store
+        self._arena = arena
+        self._jobs_max = jobs_max
+        self._chance = random.Random(seed).random
+        self._lock = threading.Condition()
+        self._probes: deque[Probe] = deque()
+        self._loads: deque[Fetch] = deque()
+        self._writes: deque[Put | Touch] = deque()
+        self._writers_left = threads - 1
+        self._open: dict[int, bool] = {}
+        """Job -> whether it was cancelled."""
+        self._nodes: dict[str, _Node] = {}
+        self._is_closed = False
+        self._ended: queue.SimpleQueue[Ended] = queue.SimpleQueue()
+        loops = [self._probe_loop] * PROBE_THREADS + [self._bulk_loop] * threads + [self._try_loop]
+        self._threads = [threading.Thread(target=loop, daemon=True) for loop in loops]
+        for thread in self._threads:
+            thread.start()
+
+    # ---------------------------------------------------------------- the caller's side
+
+    def submit(self, job: Job) -> bool:
+        """Takes a job. False: there are too many, and it was not taken."""
+        with self._lock:
+            if len(self._open) >= self._jobs_max or self._is_closed:
+                return False
+            assert job.job not in self._open, "a job's number is used once"
+            self._open[job.job] = False
+            match job:
+                case Probe():
+                    self._probes.append(job)
+                case Fetch():
+                    self._loads.append(job)
+                case _:
+                    self._writes.append(job)
+            self._lock.notify_all()
+        return True
+
+    def cancel(self, job: int) -> None:
+        """Ends a job soon, if it has not begun. Its end comes all the same, once."""
+        with self._lock:
+            if job in self._open:
+                self._open[job] = True
+
+    def ended(self) -> list[Ended]:
+        """Jobs that have ended since the last call."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self.eventfd)
+        found = []
+        with suppress(queue.Empty):
+            while True:
+                found.append(self._ended.get_nowait())
+        return found
+
+    def left_alone(self) -> dict[str, float]:
+        """Nodes that are not asked now -> when they are tried again, by the monotonic clock."""
+        with self._lock:
+            found = {name: node.breaker.next_try_s for name, node in self._nodes.items()}
+        return {name: next_try_s for name, next_try_s in found.items() if next_try_s is not None}
+
+    def close(self) -> list[Ended]:
+        """Ends the threads, after the calls that are under way. Jobs that have not begun end as cancelled. Returns the
+        ends that were not read yet."""
+        with self._lock:
+            self._is_closed = True
+            waiting = [job.job for line in (self._probes, self._loads, self._writes) for job in line]
+            for line in (self._probes, self._loads, self._writes):
+                line.clear()
+            self._lock.notify_all()
+        for job in waiting:
+            self._end(Ended(job, "cancelled"))
+        for thread in self._threads:
+            thread.join()
+        ends = self.ended()
+        os.close(self.eventfd)
+        return ends
+
+    # ---------------------------------------------------------------- threads
+
+    def _probe_loop(self) -> None:
+        while (job := self._next_probe()) is not None:
+            self._carry_out(job)
+
+    def _next_probe(self) -> Probe | None:
+        with self._lock:
+            self._lock.wait_for(lambda: self._is_closed or self._probes)
+            return self._probes.popleft() if self._probes else None
+
+    def _bulk_loop(self) -> None:
+        while (job := self._next_bulk()) is not None:
+            self._carry_out(job)
+            if not isinstance(job, Fetch):
+                with self._lock:
+                    self._writers_left += 1
+                    self._lock.notify_all()
+
+    def _next_bulk(self) -> Fetch | Put | Touch | None:
+        with self._lock:
+            self._lock.wait_for(lambda: self._is_closed or self._loads or (self._writes and self._writers_left))
+            if self._loads:
+                return self._loads.popleft()
+            if self._writes and self._writers_left:
+                self._writers_left -= 1
+                return self._writes.popleft()
+            return None
+
+    def _try_loop(self) -> None:
+        """Asks nodes that are left alone, each when its time has come."""
+        while True:
+            with self._lock:
+                if self._lock.wait_for(lambda: self._is_closed, timeout=TRY_EVERY_S):
+                    return
+                now_s = time.monotonic()
+                wanted = [node for node in self._nodes.values() if node.breaker.wants_try(now_s)]
+            for node in wanted:
+                code = self._try(node)
+                with self._lock:
+                    node.tried(code, time.monotonic())
+
+    def _try(self, node: "_Node") -> str:
+        try:
+            (found,) = self._store.heads([node.known], 1)
+        except StoreError as problem:
+            return problem.code
+        return found.code if isinstance(found, StoreError) else ""
+
+    # ---------------------------------------------------------------- jobs
+
+    def _carry_out(self, job: Job) -> None:
+        with self._lock:
+            is_cancelled = self._open[job.job]
+        if is_cancelled:
+            self._end(Ended(job.job, "cancelled"))
+            return
+        begin_ns = time.monotonic_ns()
+        ended = self._probe(job) if isinstance(job, Probe) else self._move(job)
+        self._end(ended._replace(io_ns=time.monotonic_ns() - begin_ns))
+
+    def _probe(self, job: Probe) -> Ended:
+        """Asks the nodes that may be asked, each once. Names of others are unknown, and are not waited for."""
+        nodes = [self._node_of(name) for name in job.names]
+        with self._lock:
+            begun = [node for node in dict.fromkeys(nodes) if node.begin()]
+        asked = [index for index, node in enumerate(nodes) if node in begun]
+        try:
+            found = self._store.heads([job.names[index] for index in asked], job.shards) if asked else []
+        except StoreError as problem:
+            found = [problem] * len(asked)
+        heads: list[Head | None] = [None] * len(nodes)
+        faults: list[Fault] = ["left-alone"] * len(nodes)
+        codes = dict.fromkeys(begun, "")
+        for index, answer in zip(asked, found, strict=True):
+            faults[index] = answer.code if isinstance(answer, StoreError | WrongValue) else ""
+            heads[index] = answer if isinstance(answer, Head) else None
+            if isinstance(answer, StoreError):
+                codes[nodes[index]] = answer.code
+        with self._lock:
+            for node, code in codes.items():
+                node.ended(code, time.monotonic())
+        return Ended(job.job, "", tuple(heads), tuple(faults) if any(faults) else ())
+
+    def _move(self, job: Fetch | Put | Touch) -> Ended:
+        node = self._node_of(job.name)
+        with self._lock:
+            if not node.begin():
+                return Ended(job.job, "left-alone")
+        code = ""
+        try:
+            fault = self._moved(job)
+        except Gone:
+            fault = "gone"
+        except StoreError as problem:
+            fault = code = problem.code
+        finally:
+            with self._lock:
+                node.ended(code, time.monotonic())
+        return Ended(job.job, fault)
+
+    def _moved(self, job: Fetch | Put | Touch) -> Fault:
+        match job:
+            case Fetch(_, name, head, slots):
+                targets = self._memory(head, slots)
+                self._store.read(name, head, targets)
+                if wrong_shards(name, head, targets):
+                    with suppress(DeviceError):
+                        self._store.drop(name, head)
+                    return "digest"
+            case Put(_, name, head, slots):
+                sources = [memory for memory in self._memory(head, slots) if memory is not None]
+                if wrong_shards(name, head, sources):
+                    return "digest"
+                if not self._store.write(name, head, sources):
+                    return "existed"
+            case Touch(_, name, head):
+                self._store.touch(name, head)
+        return ""
+
+    def _memory(self, head: Head, slots: Sequence[int | None]) -> list[memoryview | None]:
+        pairs = zip(head.shards, slots, strict=True)
+        return [None if slot is None else self._arena[slot : slot + shard.payload_bytes] for shard, slot in pairs]
+
+    def _node_of(self, name: ChunkName) -> "_Node":
+        node = self._store.node_of(name)
+        with self._lock:
+            if node not in self._nodes:
+                self._nodes[node] = _Node(self._chance)
+            self._nodes[node].known = name
+            return self._nodes[node]
+
+    def _end(self, ended: Ended) -> None:
+        with self._lock:
+            del self._open[ended.job]
+        self._ended.put(ended)
+        with suppress(OSError):
+            os.eventfd_write(self.eventfd, 1)
+
+
+class _Node:
+    """What is known of one node of the store. Under the engine's lock."""
+
+    known: ChunkName
+    """A chunk that belongs to it, there or not: something to ask for."""
+
+    def __init__(self, chance: Callable[[], float]) -> None:
+        self.breaker = Breaker(chance)
+        self.in_flight = 0
+
+    def begin(self) -> bool:
+        """Whether it may be asked; then it is."""
+        if not self.breaker.lets_through(self.in_flight):
+            return False
+        self.in_flight += 1
+        return True
+
+    def ended(self, code: str, now_s: float) -> None:
+        """Ends a call that has begun. code: of its StoreError, if it had one."""
+        self.in_flight -= 1
+        if code and code not in ANSWERED:
+            self.breaker.failed(now_s)
+        else:
+            self.breaker.succeeded(now_s)
+
+    def tried(self, code: str, now_s: float) -> None:
+        """Ends a try of the breaker's own."""
+        if code and code not in ANSWERED:
+            self.breaker.try_failed(now_s)
+        else:
+            self.breaker.try_succeeded(now_s)

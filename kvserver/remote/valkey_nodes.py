@@ -1,0 +1,37 @@
+"""Which node of a Valkey or Redis cluster has which keys. Pure: the answer of CLUSTER SLOTS is an argument."""
+
+from binascii import crc_hqx
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any
+
+SLOTS = 16_384
+
+
+def slot_of(key: bytes) -> int:
+    """The hash slot of a key: of what is between its first braces, if there is something, else of the whole key."""
+    _, opened, rest = key.partition(b"{")
+    tag, closed, _ = rest.partition(b"}")
+    return crc_hqx(tag if opened and closed and tag else key, 0) % SLOTS
+
+
+class NodeMap:
+    """Ranges of slots and their masters. Knows nothing at first, and then says "" for every key."""
+
+    def __init__(self, ranges: Sequence[tuple[int, str]] = ()) -> None:
+        """ranges: first slot -> node, in order."""
+        self._starts = [start for start, _ in ranges]
+        self._nodes = [node for _, node in ranges]
+
+    def node_of(self, key: bytes) -> str:
+        place = bisect_right(self._starts, slot_of(key)) - 1
+        return self._nodes[place] if place >= 0 else ""
+
+
+def node_map(told: Any) -> NodeMap:
+    """The map of an answer to CLUSTER SLOTS: a list of [first slot, last slot, [host, port, …], replicas …]."""
+    return NodeMap(sorted((int(start), f"{_text(master[0])}:{master[1]}") for start, _, master, *_ in told))
+
+
+def _text(host: bytes | str) -> str:
+    return host.decode(errors="replace") if isinstance(host, bytes) else host
