@@ -1,0 +1,48 @@
+"""The note of a namespace in a remote store: its epoch, and what its chunks look like. Pure packing.
+
+A note says which epoch's chunks count. A damaged note is no note: it gets a fresh one, and the chunks of before are not
+found any more.
+"""
+
+from hashlib import blake2b
+from typing import NamedTuple
+
+import msgspec
+
+from kvserver.remote.chunk_value import FORMAT
+
+CHECK_BYTES = 16
+NOTE_BYTES_MAX = 1 << 16
+
+
+class NamespaceNote(NamedTuple):
+    epoch: int
+    """Random, 64 bits. Never a counter: a note that comes back from before must not bring a number back with it."""
+    document: bytes
+    """The namespace's geometry (tiers/records.py)."""
+
+
+class _Packed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    format: int
+    epoch: int
+    document: bytes
+
+
+def encode(note: NamespaceNote) -> bytes:
+    packed = msgspec.msgpack.encode(_Packed(FORMAT, *note))
+    return packed + _check(packed)
+
+
+def decode(value: bytes | None) -> NamespaceNote | None:
+    """The note; None if there is none, or if it is damaged or of another format."""
+    if value is None or _check(value[:-CHECK_BYTES]) != value[-CHECK_BYTES:]:
+        return None
+    try:
+        packed = msgspec.msgpack.decode(value[:-CHECK_BYTES], type=_Packed)
+    except msgspec.MsgspecError:
+        return None
+    return NamespaceNote(packed.epoch, packed.document) if packed.format == FORMAT else None
+
+
+def _check(packed: bytes) -> bytes:
+    return blake2b(packed, digest_size=CHECK_BYTES).digest()
