@@ -187,7 +187,7 @@ class Swarm:
         if dice < 0.2:
             self._be_gentle(rng)
             self.acts.update({"plan-store": 9.0, "plan-lookup": 20.0, "dram-rot": rng.choice((0.0, 2.0))})
-            self.chances.update(dict.fromkeys(DIGEST_FAULTS, rng.choice((0.0, 0.03))))
+            self.chances.update(dict.fromkeys(DIGEST_FAULTS, rng.choice((0.0, 0.08))))
             self.chances["hasty-client"] = 0.0
         elif dice < 0.5:
             self.acts["dram-rot"] = 0.0
