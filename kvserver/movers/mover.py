@@ -60,8 +60,6 @@ from kvserver.wire.orders import (
 
 COMPLETIONS_PER_TURN = 64
 SLOT_BYTES = 8
-WRONG_MAX = 1024
-"""Wrong shards of one job that are reported."""
 NO_DEVICE = 3
 """Exit status of a mover whose device cannot be used, or no longer."""
 
@@ -267,7 +265,7 @@ def _other_names(order: Copy, group: int) -> Done:
         code="digest",
         message="the ledger has other chunks at these places",
         mode=order.mode,
-        wrong=tuple(wrong[:WRONG_MAX]),
+        wrong=tuple(wrong),
     )
 
 
@@ -292,7 +290,7 @@ def _as_report(end: Completion, unverified: int) -> Report:
                 message=end.message,
                 mode=end.mode,
                 sums=end.sums,
-                wrong=tuple(end.wrong[:WRONG_MAX]),
+                wrong=tuple(end.wrong),
                 unverified=unverified,
             )
 
