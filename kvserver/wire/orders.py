@@ -213,7 +213,7 @@ class Done(Frame, tag="done", frozen=True):
     Empty: without digests."""
     wrong: tuple[int, ...] = ()
     """Of a retrieve that failed as "digest": all shards whose bytes are not those that were stored, numbered in that
-    order."""
+    order. With bytes=0 slots hold other chunks than the order names, and nothing was copied."""
     unverified: int = 0
     """Shards of a retrieve that were not compared, because nobody summed them when they were stored."""
 
