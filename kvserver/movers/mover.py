@@ -60,6 +60,8 @@ from kvserver.wire.orders import (
 
 COMPLETIONS_PER_TURN = 64
 SLOT_BYTES = 8
+ENDS_OF_CACHES = "mapped", "refused", "unmapped"
+"""Completions whose subject is a cache. Caches and jobs are numbered apart."""
 NO_DEVICE = 3
 """Exit status of a mover whose device cannot be used, or no longer."""
 
@@ -184,7 +186,8 @@ class Mover(ABC):
         while True:
             ends = completions(self._engine, COMPLETIONS_PER_TURN)
             for end in ends:
-                self._report(_as_report(end, self._unverified.pop(end.subject, 0)))
+                unverified = 0 if end.status in ENDS_OF_CACHES else self._unverified.pop(end.subject, 0)
+                self._report(_as_report(end, unverified))
             if len(ends) < COMPLETIONS_PER_TURN:
                 return
 

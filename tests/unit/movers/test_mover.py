@@ -1,17 +1,18 @@
 """The host's mover itself, in a thread: what it compares with the ledger, and what it reports of a retrieve."""
 
+import os
 import struct
 import threading
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import Self
+from typing import Any, Self
 
 import pytest
 
 from kvserver.ipc.fd_sockets import Receiver, pair, send
 from kvserver.movers.mover import HostMover
 from kvserver.tiers.records import NO_PARENT, NO_SUM, Record, names_hash, pack
-from kvserver.transfer.native import FAILED, LIVE, SLOT_ALIGN, Board, CopyEngine, Ledger
+from kvserver.transfer.native import FAILED, LIVE, SLOT_ALIGN, Board, Completion, CopyEngine, Ledger
 from kvserver.wire.messages import BOARD_WORDS, Buffer, GroupSpec, RegionRun
 from kvserver.wire.orders import (
     Copy,
@@ -24,6 +25,7 @@ from kvserver.wire.orders import (
     Order,
     Ready,
     Report,
+    Unmapped,
     decode_report,
     encode,
 )
@@ -52,7 +54,8 @@ def groups() -> list[GroupSpec]:
 class Brain:
     """The brain's end of the socket, with the mover at the other one. Slots lie one behind the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, ends: "Ends | None" = None) -> None:
+        """ends: takes the place of the engine, and copies nothing."""
         arena_bytes = 2 * BLOCKS * SLOT_ALIGN
         self.arena = Memory(arena_bytes, sealed=True)
         self._ledger_file = Memory(Ledger.file_bytes(arena_bytes))
@@ -65,13 +68,16 @@ class Brain:
         self._end.settimeout(WAIT_S)
         self._receiver = Receiver(1 << 20)
         self._engine = CopyEngine(self.arena.fd, arena_bytes, 1)
-        self._mover = HostMover(self._its_end, self._engine, self.ledger)
+        self._ends = ends
+        self._mover = HostMover(self._its_end, ends or self._engine, self.ledger)  # type: ignore[arg-type]
         self._thread = threading.Thread(target=self._mover.run)
         self._jobs = 0
 
     def __enter__(self) -> Self:
         self._thread.start()
         assert isinstance(self.next(), Ready)
+        if self._ends is not None:
+            return self
         self.order(MapBoard(SESSION), self._words.fd)
         buffers = [Buffer(0, b"", self.pool.size)]
         self.order(MapCache(CACHE, SESSION, 1, buffers, groups(), "direct", "", []), self.pool.fd)
@@ -185,3 +191,34 @@ def test_chunks_that_nobody_summed_are_counted(brain: Brain) -> None:
     brain.begin("retrieve", [range(3), range(0)])
     done = brain.ended()
     assert (done.status, done.unverified) == ("done", 2)
+
+
+class Ends:
+    """An engine whose ends come in the order that the test says."""
+
+    backend = "test"
+
+    def __init__(self, *ends: Completion) -> None:
+        self.eventfd = os.eventfd(0)
+        self._ends = [tuple(end) for end in ends]
+
+    def completions(self, _most: int) -> list[Any]:
+        ends, self._ends = self._ends, []
+        return ends
+
+    def submit(self, *_: object, digests: bool) -> None:
+        assert digests
+        os.eventfd_write(self.eventfd, 1)
+
+
+def test_the_end_of_a_cache_takes_no_count_of_a_job_with_its_number() -> None:
+    ends = Ends(
+        Completion(6, "unmapped", 0, 0, "", "", "direct", b"", []),
+        Completion(6, "done", 3, 1, "", "", "direct", b"", []),
+    )
+    with Brain(ends) as brain:
+        brain.seal(0, 0, key(0), NO_SUM)
+        brain.begin("retrieve", [range(1)], job=6)
+        assert brain.next() == Unmapped(6)
+        assert brain.ended().unverified == 1
+    os.close(ends.eventfd)
