@@ -60,8 +60,8 @@ from kvserver.wire.orders import (
 
 COMPLETIONS_PER_TURN = 64
 SLOT_BYTES = 8
-WRONG_MAX = 1024
-"""Wrong shards of one job that are reported."""
+ENDS_OF_CACHES = "mapped", "refused", "unmapped"
+"""Completions whose subject is a cache. Caches and jobs are numbered apart."""
 NO_DEVICE = 3
 """Exit status of a mover whose device cannot be used, or no longer."""
 
@@ -186,7 +186,8 @@ class Mover(ABC):
         while True:
             ends = completions(self._engine, COMPLETIONS_PER_TURN)
             for end in ends:
-                self._report(_as_report(end, self._unverified.pop(end.subject, 0)))
+                unverified = 0 if end.status in ENDS_OF_CACHES else self._unverified.pop(end.subject, 0)
+                self._report(_as_report(end, unverified))
             if len(ends) < COMPLETIONS_PER_TURN:
                 return
 
@@ -267,7 +268,7 @@ def _other_names(order: Copy, group: int) -> Done:
         code="digest",
         message="the ledger has other chunks at these places",
         mode=order.mode,
-        wrong=tuple(wrong[:WRONG_MAX]),
+        wrong=tuple(wrong),
     )
 
 
@@ -292,7 +293,7 @@ def _as_report(end: Completion, unverified: int) -> Report:
                 message=end.message,
                 mode=end.mode,
                 sums=end.sums,
-                wrong=tuple(end.wrong[:WRONG_MAX]),
+                wrong=tuple(end.wrong),
                 unverified=unverified,
             )
 

@@ -212,8 +212,8 @@ class Done(Frame, tag="done", frozen=True):
     """Of a store: the sum of each shard with a slot, packed u64, in the order of the order's groups and their slots.
     Empty: without digests."""
     wrong: tuple[int, ...] = ()
-    """Of a retrieve that failed as "digest": the first shards whose bytes are not those that were stored, numbered in
-    that order."""
+    """Of a retrieve that failed as "digest": all shards whose bytes are not those that were stored, numbered in that
+    order. With bytes=0 slots hold other chunks than the order names, and nothing was copied."""
     unverified: int = 0
     """Shards of a retrieve that were not compared, because nobody summed them when they were stored."""
 

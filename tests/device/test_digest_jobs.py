@@ -9,10 +9,21 @@ import pytest
 
 from kvserver.transfer.native import DONE, FAILED, NO_DIGEST, digest_sum
 from tests.device.conftest import VENDORS
-from tests.device.digest_rig import MODES, PRIME, REACHES, Halves, Planted, Scene, many_faults, stretches_of, with_sums
+from tests.device.digest_rig import (
+    MODES,
+    PRIME,
+    REACHES,
+    Halves,
+    Mover,
+    Planted,
+    Scene,
+    many_faults,
+    stretches_of,
+    with_sums,
+)
 from tests.device.mover_rig import RETRIEVE, STORE
 from tests.device.simulated import CODE, CORRUPT, Machine
-from tests.rigs.oracle_plan import CopyGroup
+from tests.rigs.oracle_plan import CopyGroup, Group, Run
 from tests.rigs.slow_digest import slow_sum
 
 SEEDS_EACH = 3
@@ -56,6 +67,29 @@ def test_sums_are_those_of_the_slow_formula(halves: Halves, mode: str) -> None:
         stored = scene.store()
         payloads = [scene.arena[slot : slot + size] for slot, size in scene.shards(stored)]
         assert [value for copy in stored for value in copy.sums] == [slow_sum(payload) for payload in payloads]
+
+
+@pytest.mark.parametrize("mode", ["server-gather", "direct"])
+def test_shards_that_are_longer_than_any_before_are_summed_whole(halves: Halves, mode: str) -> None:
+    """The mover's tables grow for them. What a direct retrieve leaves out of one is summed in several turns."""
+    page = 700_001
+    mover = Mover(halves.machine, MODES[mode][0], "register")
+    try:
+        for per_chunk, size in ((3, 5), (3, page)):
+            scene = Scene(halves, mode, "register", 4)
+            scene.mover, scene.arena = mover, mover.arena
+            scene.groups, scene.bytes = [Group(per_chunk, per_chunk, (Run(0, 0, 1, 0, size, size),))], per_chunk * size
+            with scene:
+                stored = scene.store()
+                scene.retrieve(stored)
+                middle = [CopyGroup(0, 1, (0,), stored[0].slots, stored[0].sums)]
+                scene.retrieve(middle)
+                for at in (0, size - 1, 2 * size, 3 * size - 1):
+                    scene.arena[at] ^= 1
+                    scene.fails(middle, Planted("flipped bit", [0]))
+                    scene.arena[at] ^= 1
+    finally:
+        mover.close()
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -150,6 +184,21 @@ def test_the_sums_of_a_client_are_believed_only_if_they_are_right(halves: Halves
                 assert (end.status, end.code, end.wrong) == ("failed", "digest", [at]), lie
             else:
                 assert (end.status, end.code) == ("done", "")
+
+
+@pytest.mark.parametrize("mode", ["staged", "direct with a ring"])
+def test_zeros_that_a_client_did_not_sum_are_not_taken_as_summed(halves: Halves, mode: str) -> None:
+    """Their sum is 0, as that of no bytes."""
+    with Scene(halves, mode, "register", 6, played=True) as scene:
+        scene.arena[:] = bytes(len(scene.arena))
+        copies = scene.whole()
+        shards = scene.shards(copies)
+        client = Played(scene, RETRIEVE)
+        for at in range(len(shards)):
+            scene.begin("retrieve", with_sums(copies, [0] * len(shards)))
+            client.answer(shards, "nothing", at)
+            end = scene.end()
+            assert (end.status, end.code, end.wrong) == ("failed", "digest", [at])
 
 
 @pytest.mark.parametrize("mode", ["staged", "direct with a ring"])

@@ -32,6 +32,20 @@ BUGS = (
     ),
     Bug(
         "P1",
+        "chunks are said to be right of which nothing was copied",
+        TRANSFERS,
+        r"if not done\.bytes:",
+        r"if False:",
+    ),
+    Bug(
+        "P1",
+        "of all that a scrub found wrong only the first chunk goes",
+        MISMATCHES,
+        r"for space, node, _ in wrong:",
+        r"for space, node, _ in wrong[:1]:",
+    ),
+    Bug(
+        "P1",
         "a retrieve that was cut off names chunks of the wrong place",
         TRANSFERS,
         r"job\.chain\[position\]",

@@ -390,6 +390,8 @@ def _retrieve_ended(core: Core, job: Job, done: Done, now_ns: int, *, was_cancel
             core.answer(job.peer, Retrieved(job.request_id, done.bytes, ALL_RIGHT))
         case "failed" if wrong:
             first = min(node.depth for node, _ in wrong) - 1
+            if not done.bytes:  # slots hold other chunks, so nothing was copied of those before either
+                first = min(first for _, first, _ in job.copied)
             core.answer(job.peer, Retrieved(job.request_id, 0, first))
             mismatches.in_retrieve(core, job, wrong, done.mode, now_ns)
         case "invalid":

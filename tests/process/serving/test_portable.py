@@ -2,14 +2,26 @@
 
 Needs torch, which `make e2e` and `make e2e-ci` install. Bytes against kernels: tests/device/test_portable_device.py."""
 
+import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvclient import Blocks, CacheSpec, Client, HostBuffer, RequestError, TensorBuffer, full_group, namespace_digest
+from kvclient import (
+    Blocks,
+    CacheSpec,
+    Client,
+    HostBuffer,
+    RequestError,
+    RetrieveResult,
+    TensorBuffer,
+    full_group,
+    namespace_digest,
+)
 from kvclient.memory.layouts import describe
 from tests.process.engine import PATIENT, Prompt, prompt
 from tests.process.harness import WAIT_S, Server, kill, until
@@ -122,6 +134,28 @@ def test_blocks_come_back_into_other_blocks_and_no_other_changes(server: Server,
     assert equal(engine.bytes_of(INTO), stored)
     assert equal(engine.bytes_of(others), rest)
     engine.client.close()
+
+
+def test_of_a_part_with_a_wrong_chunk_no_chunk_counts_as_right(server: Server) -> None:
+    """Nothing of it leaves the buffer on the host, so the blocks hold what they held."""
+    engine = Engine(server, "kv-first")
+    assert engine.store(STORY, FROM).result(WAIT_S).chunks == 4
+    before = [part.clone() for part in engine.bytes_of(INTO)]
+    flip(server, engine.bytes_of(FROM[2 * PER_CHUNK :][:1])[0][0].contiguous().numpy().tobytes())
+    assert engine.retrieve(STORY, INTO).result(WAIT_S) == RetrieveResult(False, 0, "digest", 0)
+    assert equal(engine.bytes_of(INTO), before)
+    assert engine.client.lookup(engine.spec.namespace, STORY.keys).chunks == 2, "those before it are held"
+    engine.client.close()
+
+
+def flip(server: Server, page: bytes) -> None:
+    """Changes a byte of a page in the server's arena."""
+    folder = Path(f"/proc/{server.pid}/fd")
+    arena = next(path for path in folder.iterdir() if "kvserver-arena" in os.readlink(path))
+    with arena.open("r+b", buffering=0) as file, mmap.mmap(file.fileno(), 0) as mapped:
+        at = mapped.find(page)
+        assert at >= 0
+        mapped[at] ^= 1
 
 
 def test_a_buffer_for_two_chunks_is_enough_for_any_prompt_and_it_cannot_grow(engine: Engine) -> None:

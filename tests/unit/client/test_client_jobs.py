@@ -514,3 +514,18 @@ def test_a_retrieve_with_wrong_bytes_tells_how_many_chunks_are_right(tmp_path: P
         at.fake.set_word(request, FAILED)
         at.fake.answer(request, wire.Retrieved(request.id, 0, 1))
         assert future.result(WAIT_S) == RetrieveResult(False, 0, "digest", 1)
+
+
+def test_the_first_part_that_failed_tells_how_many_chunks_are_right(tmp_path: Path) -> None:
+    with rig(tmp_path) as at:
+        at.fake.limits = wire.Limits(100, 3, 16, 1000)  # one chunk a part, and three parts at a time
+        at.restart()
+        at.fake.hold.add(wire.Retrieve)
+        future = at.client.retrieve(at.cache, at.lease(3), chunks(0, 3))
+        first, second, third = [at.fake.wait_for(wire.Retrieve, number) for number in (1, 2, 3)]
+        for request, wrong_from in ((third, 2), (second, 1)):
+            at.fake.set_word(request, FAILED)
+            at.fake.answer(request, wire.Retrieved(request.id, 0, wrong_from))
+        at.fake.set_word(first, DONE)
+        at.fake.answer(first, wire.Retrieved(first.id, 11, wire.ALL_RIGHT))
+        assert future.result(WAIT_S) == RetrieveResult(False, 3 * BLOCK_BYTES, "digest", 1)

@@ -329,6 +329,7 @@ def test_the_mover_dies_meanwhile() -> None:
     assert rig.core.counters.disk_lost == 0
     rig.wait_ms(1_000)
     assert set(rig.compared()) == {key(keys, chunk) for chunk in range(CHUNKS)}
+    assert rig.core.counters.scrubbed_bytes["disk"] == EXTENT_BYTES * (len(rig.compared()) - 1), "one was lost"
     assert client.lookup(keys).chunks == CHUNKS
 
 

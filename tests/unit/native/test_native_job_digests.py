@@ -158,3 +158,41 @@ def test_a_retrieve_without_a_sum_for_each_slot_is_refused() -> None:
         session.map(CACHE, [group], [Memory(3 * 66)])
         status, code, _, _ = run(session, "retrieve", [CopyGroup(0, 0, (0, 1), (0, SLOT_ALIGN), (5,))])
         assert (status, code) == ("invalid", "sums")
+
+
+def test_long_stretches_that_a_retrieve_leaves_out_are_summed_as_well() -> None:
+    """They are cut into several shares, each with its own place in the payload."""
+    page = 150_001
+    group = Group(3, 3, (Run(0, 0, 1, 0, page, page),))
+    pool = Memory(3 * page)
+    pool.fill(7)
+    with rig() as session:
+        session.map(CACHE, [group], [pool])
+        _, _, sums, _ = run(session, "store", [CopyGroup(0, 0, (2, 0, 1), (SLOT_ALIGN,))])
+        middle = CopyGroup(0, 1, (2,), (SLOT_ALIGN,), tuple(sums))
+        assert run(session, "retrieve", [middle]) == ("done", "", [], [])
+        for at in (0, page - 1, 2 * page, 3 * page - 1):
+            session.arena.view[SLOT_ALIGN + at] ^= 1
+            assert run(session, "retrieve", [middle]) == ("failed", "digest", [], [0])
+            session.arena.view[SLOT_ALIGN + at] ^= 1
+
+
+@pytest.mark.parametrize("inset", [0, 16, 7])
+def test_jobs_that_are_too_long_for_the_cache_bring_the_same_bytes_and_sums(inset: int) -> None:
+    """They are stored past it, where the place of their pages allows that."""
+    page, blocks = 70_016, 66
+    group = Group(3, blocks, (Run(0, inset, 1, 0, page, page),))
+    pool = Memory(inset + blocks * page)
+    pool.fill(9)
+    content = pool.view[:]
+    slots = [chunk * -(-3 * page // SLOT_ALIGN) * SLOT_ALIGN for chunk in range(blocks // 3)]
+    assert blocks * page > 4 << 20
+    with rig(arena_bytes=8 << 20) as session:
+        session.map(CACHE, [group], [pool])
+        copy = CopyGroup(0, 0, tuple(range(blocks)), tuple(slots))
+        status, _, sums, _ = run(session, "store", [copy])
+        assert (status, sums) == ("done", arena_sums(session, [(slot, 3 * page) for slot in slots]))
+        pool.view[inset:] = bytes(blocks * page)
+        known = CopyGroup(0, 0, copy.block_ids, copy.slots, tuple(sums))
+        assert run(session, "retrieve", [known]) == ("done", "", [], [])
+        assert pool.view[:] == content

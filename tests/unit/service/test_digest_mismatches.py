@@ -22,7 +22,7 @@ def retrieves(rig: Rig, client: Client, keys: bytes, count: int) -> list[Any]:
 def ends_wrong(rig: Rig, *wrong: int) -> None:
     """The oldest job under way ends, and these of its shards are wrong."""
     mover, order = rig.copies.pop(0)
-    rig.report(mover, Done(order.job, "failed", 0, 1, "digest", "rig", order.mode, b"", wrong))
+    rig.report(mover, Done(order.job, "failed", 7, 1, "digest", "rig", order.mode, b"", wrong))
 
 
 def mismatches(rig: Rig) -> int:

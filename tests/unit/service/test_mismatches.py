@@ -15,11 +15,11 @@ from tests.rigs.brain_rig import FULL, NAMESPACE, STATE, Client, Rig, chain, ids
 from tests.rigs.disk_rig import CHUNKS, DiskRig, cold_prompt
 
 
-def end(rig: Rig, status: str = "done", code: str = "", **said: Any) -> Copy:
-    """Ends the only job that is under way."""
+def end(rig: Rig, status: str = "done", code: str = "", *, moved: int = 7, **said: Any) -> Copy:
+    """Ends the only job that is under way. moved: bytes."""
     ((mover, order),) = rig.copies
     rig.copies.clear()
-    rig.report(mover, Done(order.job, status, 7, 11, code, "", order.mode, **said))  # type: ignore[arg-type]
+    rig.report(mover, Done(order.job, status, moved, 11, code, "", order.mode, **said))  # type: ignore[arg-type]
     return order
 
 
@@ -92,6 +92,21 @@ def test_what_comes_before_a_wrong_chunk_is_used_and_the_rest_is_not_held_any_mo
     assert b'"digest"' in told.document
 
 
+def test_no_chunk_is_said_to_be_right_when_nothing_was_copied() -> None:
+    """The slots of one group hold other chunks than the order names. So the mover has copied none of any group."""
+    rig = Rig()
+    client, keys = Client(rig).register((FULL, STATE)), chain(9, 3)
+    client.ask(client.storing(keys, GroupBlocks(0, 0, ids(*range(9))), GroupBlocks(1, 2, ids(4))))
+    rig.movers_copy = False
+    request = client.retrieving(
+        client.lookup(keys).lease, GroupBlocks(1, 2, ids(4)), GroupBlocks(0, 4, ids(*range(5)))
+    )  # the state of chunk 2, and chunks 1 and 2
+    assert client.ask(request) is None
+    end(rig, "failed", "digest", moved=0, wrong=(0,))
+    assert rig.answers[client.peer, request.id] == Retrieved(request.id, 0, 1)
+    assert [line["key"] for line in errors(rig)] == [key(keys, 2).hex()], "the others are right where they are"
+
+
 def test_all_wrong_chunks_are_counted_and_some_told() -> None:
     rig = Rig(arena_bytes=64 << 16)
     client, keys = Client(rig).register(), chain(5, 3)
@@ -112,7 +127,7 @@ def test_a_retrieve_that_reads_the_same_chunks_ends_before_their_slots_are_used_
     used = rig.service.status(rig.now_ns).arena.used_bytes
     second = retrieve(other, keys, 2)
     (mover, order), still = rig.copies
-    rig.report(mover, Done(order.job, "failed", 0, 11, "digest", "", order.mode, wrong=(0,)))
+    rig.report(mover, Done(order.job, "failed", 7, 11, "digest", "", order.mode, wrong=(0,)))
     assert rig.answers[client.peer, first.id] == Retrieved(first.id, 0, 0)
     assert rig.service.status(rig.now_ns).arena.used_bytes == used, "the other retrieve still reads them"
     rig.copies = [still]

@@ -222,6 +222,10 @@ def test_all_that_changed_is_counted_and_some_of_it_told() -> None:
     assert count > 8
     assert rig.core.counters.digest_mismatches["dram", "host", "scrub"] == count
     assert len(rig.errors()) == 8
+    found = {names for _, _, names in SCRUB_ITEM.iter_unpack(order.items)}
+    held = {name(keys, chunk) for keys in prompts for chunk in range(client.lookup(keys).chunks)}
+    assert held
+    assert not held & found, "all of it leaves, whatever prompt it is of"
 
 
 def test_leases_on_what_changed_end() -> None:
@@ -323,11 +327,13 @@ def test_a_mover_that_does_not_end_it_is_killed() -> None:
 
 
 def test_a_report_of_another_job_or_mover_says_nothing() -> None:
-    rig = dram_only()
+    rig = ScrubRig()
     keys = chain(9, 1)
     client = under_way(rig, keys)
     ((mover, order),) = rig.reading
+    (other,) = rig.core.movers.keys() - {mover}
     rig.report(mover, Scrubbed(order.job + 1, (0,), 0))
+    rig.report(other, Scrubbed(order.job, (0,), 0))
     assert rig.core.scrub.job is not None
     assert client.lookup(keys).chunks == 1
     assert not rig.errors()
