@@ -93,10 +93,6 @@ class _Places(NamedTuple):
     sources: list[list[int]]
     targets: list[list[int]]
 
-    @property
-    def written(self) -> set[int]:
-        return {block for ids in (*self.sources, *self.targets) for block in ids}
-
 
 def _places(spec: CacheSpec) -> _Places | None:
     """Different blocks for all groups, which may share their memory: the first ones, the last ones, and some between.
@@ -127,21 +123,21 @@ def _alone(spec: CacheSpec, namespace: bytes) -> CacheSpec:
 
 @contextmanager
 def _kept(spec: CacheSpec, tensors: Sequence[Sequence[BlockTensor]], places: _Places) -> Iterator[None]:
-    """Puts the content of all used blocks back at the end. RequestError if a block beside them has changed."""
+    """Puts the content of all used blocks back at the end, in the tensors of every group."""
     blocks = min(group.blocks for group in spec.groups)
-    beside = {near for block in places.written for near in (block - 1, block + 1) if near < blocks} - places.written
-    parts = {id(part.tensor): part for group in tensors for part in group}.values()
-    before = {block: [part.block(blocks, block).cpu().clone() for part in parts] for block in places.written | beside}
+    views = [
+        part.block(blocks, block)
+        for group in tensors
+        for part in group
+        for ids in (*places.sources, *places.targets)
+        for block in ids
+    ]
+    before = [view.cpu().clone() for view in views]
     try:
         yield
-        for block in beside:
-            for part, was in zip(parts, before[block], strict=True):
-                if not torch.equal(part.block(blocks, block).cpu(), was):
-                    raise _refusal(f"layer {part.layer}: block {block} was written, which was not to be loaded")
     finally:
-        for block in places.written:
-            for part, was in zip(parts, before[block], strict=True):
-                part.block(blocks, block).copy_(was)
+        for view, was in zip(views, before, strict=True):
+            view.copy_(was)
 
 
 def _there_and_back(
