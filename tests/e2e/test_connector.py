@@ -120,16 +120,17 @@ def config(**more: Any) -> SimpleNamespace:
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2"),
         ({"decode_context_parallel_size": 2}, "decode_context_parallel_size=2"),
         ({"distributed_executor_backend": "external_launcher", "tensor_parallel_size": 2}, "external_launcher"),
-        ({"speculative_config": SimpleNamespace(method="medusa")}, "medusa"),
         ({"speculative_config": SimpleNamespace(method="dflash")}, "dflash"),
         ({"model_config": SimpleNamespace(runner_type="pooling", is_prefix_caching_supported=False)}, "pools over all"),
         ({"model_config": SimpleNamespace(runner_type="generate", is_diffusion=True)}, "diffusion"),
         ({"cache_config": SimpleNamespace(cache_dtype="fp8", calculate_kv_scales=True)}, "scales"),
+        ({"attention_config": SimpleNamespace(hisparse_config=object())}, "HiSparse"),
     ],
 )
 def test_what_is_not_supported_is_refused_at_the_start(module: Any, wrong: dict[str, Any], named: str) -> None:
     groups = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=FULL)])
-    module._check_supported(config(speculative_config=SimpleNamespace(method="ngram")), groups)
+    for method in ("ngram", "medusa"):
+        module._check_supported(config(speculative_config=SimpleNamespace(method=method)), groups)
     with pytest.raises(module.RequestError, match=named):
         module._check_supported(config(**wrong), groups)
 
