@@ -127,8 +127,8 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
         self._is_listed = releases.check_release(vllm.__version__)
         transfer = vllm_config.kv_transfer_config
         self._settings = parse(transfer.kv_connector_extra_config)
-        _check_supported(vllm_config, kv_cache_config)
         with versions.understanding(vllm.__version__, "the description of the KV cache"):
+            _check_supported(vllm_config, kv_cache_config)
             self._groups = groups_of(kv_cache_config)
         self._chunk_tokens = chosen_chunk_tokens(self._groups, self._settings.chunk_tokens)
         self._engine, self._epoch = _engine(vllm_config)
