@@ -26,7 +26,7 @@ import msgspec
 
 from kvclient.vllm.layout import groups_of, layout_of
 from kvclient.vllm.releases import Row, table
-from kvclient.vllm.versions import READ_AT_START, READ_WHILE_SERVING, allocations
+from kvclient.vllm.versions import READ_UNCHECKED, READ_WHILE_SERVING, allocations
 from kvserver.errors import RequestError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -202,7 +202,7 @@ def _parameters(method: ast.FunctionDef) -> list[str]:
 
 def _fields(sources: Sources) -> list[str]:
     lacks = []
-    for path, wanted in (READ_WHILE_SERVING | READ_AT_START).items():
+    for path, wanted in (READ_WHILE_SERVING | READ_UNCHECKED).items():
         if sources.class_of(path) is None:
             lacks.append(f"there is no {path}")
             continue

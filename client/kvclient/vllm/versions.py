@@ -34,10 +34,10 @@ READ_WHILE_SERVING = {
     "vllm.v1.outputs.KVConnectorOutput": ("kv_connector_worker_meta",),
     "vllm.v1.request.Request": ("num_tokens",),
 }
-"""vLLM's classes, and the fields that are read of their objects. Attributes set only in __init__ are not
-checked here."""
+"""vLLM's classes, and the fields that are read of their objects. READ_UNCHECKED
+has the others."""
 
-READ_AT_START = {
+READ_UNCHECKED = {
     "vllm.config.cache.CacheConfig": ("cache_dtype", "prefix_caching_hash_algo"),
     "vllm.config.compilation.CompilationConfig": ("static_forward_context",),
     "vllm.config.kv_transfer.KVTransferConfig": (
@@ -54,14 +54,31 @@ READ_AT_START = {
         "is_prefix_caching_supported",
         "max_model_len",
         "model",
+        "override_generation_config",
         "quantization",
         "revision",
         "runner_type",
+        "try_get_generation_config",
         "use_mla",
     ),
     "vllm.config.parallel.ParallelConfig": ("distributed_executor_backend", "tensor_parallel_size"),
     "vllm.config.scheduler.SchedulerConfig": ("async_scheduling",),
-    "vllm.config.vllm.VllmConfig": ("instance_id",),
+    "vllm.config.speculative.SpeculativeConfig": ("draft_model_config", "method"),
+    "vllm.config.vllm.VllmConfig": (
+        "attention_config",
+        "cache_config",
+        "compilation_config",
+        "instance_id",
+        "kv_transfer_config",
+        "load_config",
+        "lora_config",
+        "model_config",
+        "parallel_config",
+        "scheduler_config",
+        "speculative_config",
+    ),
+    "vllm.lora.request.LoRARequest": ("lora_int_id", "lora_name", "lora_path"),
+    "vllm.multimodal.inputs.MultiModalFeatureSpec": ("identifier", "mm_position", "modality"),
     "vllm.v1.kv_cache_interface.FullAttentionSpec": ("block_size", "page_size_bytes"),
     "vllm.v1.kv_cache_interface.KVCacheConfig": ("kv_cache_groups", "kv_cache_tensors", "num_blocks"),
     "vllm.v1.kv_cache_interface.KVCacheGroupSpec": ("kv_cache_spec", "layer_names"),
@@ -77,9 +94,20 @@ READ_AT_START = {
     ),
     "vllm.v1.kv_cache_interface.SlidingWindowSpec": ("block_size", "page_size_bytes", "sliding_window"),
     "vllm.v1.kv_cache_interface.UniformTypeKVCacheSpecs": ("kv_cache_specs",),
+    "vllm.v1.request.Request": (
+        "all_token_ids",
+        "block_hashes",
+        "cache_salt",
+        "lora_request",
+        "num_computed_tokens",
+        "num_prompt_tokens",
+        "num_tokens",
+        "prompt_token_ids",
+        "request_id",
+    ),
 }
-"""The same for what is read once. tools/vllm_releases.py looks for it in sources. In an engine, a field that is missing
-here is noticed by reading it."""
+"""The same for what is read once, or set only in __init__. tools/vllm_releases.py looks for it in sources. An engine
+notices that a field is missing when it is read."""
 
 DEFAULT_SEED = "vllm-none-hash"
 """Seed of the engine's block hashes if the user sets none. Older releases without it use a random seed."""
