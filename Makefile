@@ -128,7 +128,8 @@ clean:
 E2E_VENV ?= .venv-e2e
 E2E_PIP ?=
 # What `make test` leaves out, for there is no torch.
-WITH_TORCH := tests/process/serving/test_portable.py tests/device/test_portable_device.py
+WITH_TORCH := tests/process/serving/test_portable.py tests/process/serving/test_layout_self_test.py \
+	tests/device/test_portable_device.py
 E2E ?= tests/e2e $(WITH_TORCH)
 # Another release: make e2e VLLM=0.31.0 E2E_VENV=.venv-e2e-0.31. In an environment that has one already, it takes its place.
 VLLM ?= 0.32.0

@@ -79,6 +79,27 @@ BUGS = (
     ),
     Bug(
         "P1",
+        "a release of vLLM that is known to be broken starts",
+        f"{VLLM}/releases.py",
+        r"if row is not None and row\.why_broken:",
+        r"if False:",
+    ),
+    Bug(
+        "P1",
+        "a place that vLLM describes is not compared",
+        f"{VLLM}/layout.py",
+        r"    if wanted is None:\n        return\n",
+        r"    return\n",
+    ),
+    Bug(
+        "P1",
+        "a type of KV that a platform registers is in no namespace",
+        f"{VLLM}/namespace.py",
+        r"\*\*\(\{\"handler\": handler\} if handler else \{\}\),",
+        r"",
+    ),
+    Bug(
+        "P1",
         "a lease is good until the moment it ends",
         f"{KVCLIENT}/sequences.py",
         r"found\.lease\.expires_monotonic_s - LEASE_SPARE_S",

@@ -1,4 +1,4 @@
-"""Our connector in an engine whose attention keeps per-block state that vLLM does not register.
+"""Our connector in an engine whose attention keeps per-block state that vLLM does not register, and with a mistake.
 
 vLLM loads these classes by kv_connector_module_path. They simulate a forward in a hook that vLLM calls after it.
 """
@@ -6,6 +6,7 @@ vLLM loads these classes by kv_connector_module_path. They simulate a forward in
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from kvclient.vllm.connector import KvServerConnector
 
@@ -38,6 +39,17 @@ class HasScalesLater(KvServerConnector):
     def wait_for_save(self) -> None:
         self.awaited = []
         super().wait_for_save()
+
+
+class ReadsItsLayoutWrong(KvServerConnector):
+    """A mistake in the connector: it takes half of each page, in blocks half as far apart."""
+
+    def _describe(self, layout: Any, known: Any) -> None:
+        half = [
+            [replace(run, block_stride=run.block_stride // 2, page_bytes=run.page_bytes // 2) for run in runs]
+            for runs in layout.regions
+        ]
+        super()._describe(layout._replace(regions=half), known)
 
 
 def keep_more(connector: Any, kv_caches: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -120,16 +121,17 @@ def config(**more: Any) -> SimpleNamespace:
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2"),
         ({"decode_context_parallel_size": 2}, "decode_context_parallel_size=2"),
         ({"distributed_executor_backend": "external_launcher", "tensor_parallel_size": 2}, "external_launcher"),
-        ({"speculative_config": SimpleNamespace(method="medusa")}, "medusa"),
         ({"speculative_config": SimpleNamespace(method="dflash")}, "dflash"),
         ({"model_config": SimpleNamespace(runner_type="pooling", is_prefix_caching_supported=False)}, "pools over all"),
         ({"model_config": SimpleNamespace(runner_type="generate", is_diffusion=True)}, "diffusion"),
         ({"cache_config": SimpleNamespace(cache_dtype="fp8", calculate_kv_scales=True)}, "scales"),
+        ({"attention_config": SimpleNamespace(hisparse_config=object())}, "HiSparse"),
     ],
 )
 def test_what_is_not_supported_is_refused_at_the_start(module: Any, wrong: dict[str, Any], named: str) -> None:
     groups = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=FULL)])
-    module._check_supported(config(speculative_config=SimpleNamespace(method="ngram")), groups)
+    for method in ("ngram", "medusa"):
+        module._check_supported(config(speculative_config=SimpleNamespace(method=method)), groups)
     with pytest.raises(module.RequestError, match=named):
         module._check_supported(config(**wrong), groups)
 
@@ -168,6 +170,66 @@ def test_connectors_of_two_servers_do_not_take_each_others_stores_for_theirs(
         worker.shutdown()
 
 
+@pytest.fixture
+def worker(module: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A worker's half without a cache or a server: every job ends at once, with a reason."""
+    transfer = {"engine_id": "e", "kv_role": "kv_both", "kv_connector_extra_config": {"socket": "/nobody"}}
+    group = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=FULL)], kv_cache_tensors=[], num_blocks=7)
+    monkeypatch.setattr(module, "get_tensor_model_parallel_rank", lambda: 0)
+    monkeypatch.setattr(module.KvServerConnector, "_describe_or_look", lambda _: None)
+    engine = config(kv_transfer_config=SimpleNamespace(**transfer), instance_id="i")
+    made = module.KvServerConnector(engine, module.interface.KVConnectorRole.WORKER, group)
+    yield made
+    made.shutdown()
+
+
+@pytest.mark.parametrize("is_draft_last", [False, True])
+def test_each_store_is_reported_once_in_either_order_of_a_steps_hooks(
+    module: Any, worker: Any, is_draft_last: bool
+) -> None:
+    """With a draft model, Model Runner V2 of 0.33 takes results and reports before it has the blocks saved."""
+    told = []
+    for job in (7, 8, None, None):
+        orders = () if job is None else (module.StoreOrder(job, "r", 0, b"", bytes(32), ()),)
+        worker.bind_connector_metadata(module.Step(stores=orders))
+        if not is_draft_last:
+            worker.wait_for_save()
+        if module.versions.reports_failed_requests(module.KVConnectorBase_V1):
+            assert worker.get_transfer_results(set()).finished_recving == set()
+        else:
+            assert worker.get_finished(set()) == (None, None)
+        told.append(worker.build_connector_worker_meta())
+        if is_draft_last:
+            worker.wait_for_save()
+        worker.clear_connector_metadata()
+    reported = [[report.job for report in each.reports] if each is not None else [] for each in told]
+    assert reported == ([[], [7], [8], []] if is_draft_last else [[7], [8], [], []])
+
+
+def test_sleep_is_supported_where_its_memory_can_be_shared(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert module.KvServerConnector.supports_sleep_mode(None)
+    monkeypatch.setattr(module, "current_platform", SimpleNamespace(is_cpu=lambda: False))
+    assert not module.KvServerConnector.supports_sleep_mode(None)
+
+
+def test_a_release_that_is_known_to_be_broken_does_not_start(
+    module: Any, worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = module.releases.Row(refused="it answers wrong")
+    monkeypatch.setattr(module.releases, "table", lambda: {"0.98.1": row})
+    monkeypatch.setattr(module.vllm, "__version__", "0.98.1+cpu")
+    with pytest.raises(module.RequestError, match=r"vllm-release: vLLM 0\.98\.1\+cpu .*it answers wrong"):
+        module.KvServerConnector(worker._vllm_config, module.interface.KVConnectorRole.WORKER, worker._kv_cache_config)
+
+
+@pytest.fixture
+def since_0_30(module: Any) -> None:
+    """Skips what earlier releases refuse for another reason."""
+    if not module.versions.reports_failed_requests(module.KVConnectorBase_V1):
+        pytest.skip("before 0.30 states, windows and draft models are refused")
+
+
+@pytest.mark.usefixtures("since_0_30")
 def test_drafts_beside_states_are_refused(module: Any) -> None:
     kept = {"block_size": 32, "mamba_cache_mode": "align", "num_speculative_blocks": 0}
     spec = type("MambaSpec", (SimpleNamespace,), {})(mamba_type="gdn", shapes=(), dtypes=(), **kept)
@@ -177,6 +239,7 @@ def test_drafts_beside_states_are_refused(module: Any) -> None:
         module._check_supported(config(speculative_config=SimpleNamespace(method="ngram")), groups)
 
 
+@pytest.mark.usefixtures("since_0_30")
 def test_a_draft_model_is_refused_beside_windows_and_where_it_would_be_saved_too_early(
     module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

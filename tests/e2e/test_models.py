@@ -48,7 +48,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def engine(case: Case, models: Path, server: Server) -> Iterator[Engine]:
-    with Engine(models / case.model, server.path, **case.options) as running:
+    with Engine(models / case.model, server.path, connector={"self_test": "on"}, **case.options) as running:
         yield running
 
 
@@ -76,6 +76,11 @@ PROMPTS = ((1, 1300), (2, 517), (3, 300))
 
 def test_every_rank_has_registered(engine: Engine, case: Case, server: Server) -> None:
     until("the caches to be registered", lambda: server.status().caches == case.options.get("tensor_parallel_size", 1))
+
+
+def test_every_rank_has_tested_its_layout(engine: Engine, case: Case) -> None:
+    passed = re.findall(r"self-test of the layout rank=(\d) passed", engine.log())
+    assert sorted(map(int, passed)) == list(range(int(str(case.options.get("tensor_parallel_size", 1)))))
 
 
 def test_the_model_does_not_say_the_same_of_everything(computed: list[Answer]) -> None:

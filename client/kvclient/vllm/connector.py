@@ -29,10 +29,10 @@ from kvclient.offload.settings import MIB, NO_GRAPHS, chosen_chunk_tokens
 from kvclient.offload.values import Group, Options, RetrieveOrder, StoreOrder
 from kvclient.offload.worker import Worker
 from kvclient.values import CacheSpec, DeviceBuffer, HostBuffer
-from kvclient.vllm import versions
+from kvclient.vllm import releases, versions
 from kvclient.vllm.guard import GuardedScheduler
 from kvclient.vllm.keys import Keyer, adapter_settings, names_media
-from kvclient.vllm.layout import Layout, group_specs, groups_of, layout_of, states_of
+from kvclient.vllm.layout import Layout, block_tensors, group_specs, groups_of, layout_of, states_of
 from kvclient.vllm.memory import SharedZeros
 from kvclient.vllm.namespace import (
     backend_called,
@@ -41,10 +41,12 @@ from kvclient.vllm.namespace import (
     cpu_kind,
     environment_that_counts,
     facts_of,
+    handler_called,
 )
 from kvclient.vllm.scheduler import Scheduled, Scheduler
+from kvclient.vllm.self_test import BlockTensor, self_test
 from kvclient.vllm.settings import parse
-from kvclient.vllm.side_tensors import SideTensors
+from kvclient.vllm.side_tensors import SideTensor, SideTensors
 from kvserver.errors import RequestError
 
 with versions.reading(vllm.__version__):
@@ -68,12 +70,15 @@ with versions.reading(vllm.__version__):
 
 log = logging.getLogger("vllm.kvserver")
 
-SPECULATION = ("ngram", "ngram_gpu", "suffix")
+SPECULATION = ("ngram", "ngram_gpu", "suffix", "medusa")
 """Speculation methods that have no KV of their own."""
 
 DRAFTS = ("draft_model", "eagle", "eagle3", "mtp")
 """Speculation methods with KV of their own: a draft model's layers have pages in the same blocks as the model's."""
-
+UNLISTED = (
+    "vLLM %s is not among the releases that this connector was held against (up to %s): its layout is tested at "
+    "registration, unless self_test is off"
+)
 
 _here: "WeakValueDictionary[tuple[str, int, str], Ends]" = WeakValueDictionary()
 """(engine, life, socket) -> the worker's ends. Used only if the worker runs in the scheduler's process, as with one
@@ -119,14 +124,18 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
     @versions.reading(vllm.__version__)
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
+        self._is_listed = releases.check_release(vllm.__version__)
         transfer = vllm_config.kv_transfer_config
         self._settings = parse(transfer.kv_connector_extra_config)
-        _check_supported(vllm_config, kv_cache_config)
-        self._groups = groups_of(kv_cache_config)
+        with versions.understanding(vllm.__version__, "the description of the KV cache"):
+            _check_supported(vllm_config, kv_cache_config)
+            self._groups = groups_of(kv_cache_config)
         self._chunk_tokens = chosen_chunk_tokens(self._groups, self._settings.chunk_tokens)
         self._engine, self._epoch = _engine(vllm_config)
         self._ranks = vllm_config.parallel_config.tensor_parallel_size
         if role == KVConnectorRole.SCHEDULER:
+            if not self._is_listed:
+                log.warning(UNLISTED, vllm.__version__, releases.newest())
             versions.check_read_while_serving(vllm.__version__)
             states = {place: group.block_tokens for place, group in enumerate(self._groups) if group.kind == "state"}
             self._tables = versions.BlockTables(states)
@@ -140,14 +149,20 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             self._zeros = self._shared_zeros() if current_platform.is_cpu() else None
             self._side_tensors = SideTensors(vllm_config.compilation_config.static_forward_context)
             self._kv_caches: dict[str, Any] = {}
-            self._is_described = False
+            self._is_described = self._is_asleep = False
             self._steps = 0
             self._ended = Ended([], set(), set(), set(), {})
             self._rank = get_tensor_model_parallel_rank()
-            event = _no_event if current_platform.is_cpu() else _recorded_event
-            worker = Worker(self._client(rank=self._rank), rank=self._rank, event=event, log=log)
+            self._event = _no_event if current_platform.is_cpu() else _recorded_event
+            worker = Worker(self._client(rank=self._rank), rank=self._rank, event=self._event, log=log)
             self._worker = GuardedWorker(worker, log)
             _here[self._engine, self._epoch, self._settings.socket] = worker.ends
+
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
+        """Whether the KV cache may be given back and made anew. On GPUs the memory of vLLM's sleep mode cannot be
+        shared with the server."""
+        return bool(current_platform.is_cpu())
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -290,8 +305,21 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         self._allocating.close()
         self._kv_caches, self._is_described, self._steps = kv_caches, False, 0
+        self._is_asleep = False
         self._side_tensors.forget()
         self._describe_or_look()
+
+    def unregister_kv_caches(self) -> None:
+        """Has the server let the KV cache go, before the engine gives its memory back. Until restore_kv_caches() every
+        job is a miss."""
+        self._is_asleep, self._is_described = True, False
+        self._worker.unregister()
+
+    @versions.reading(vllm.__version__)
+    def restore_kv_caches(self) -> None:
+        """Registers the KV cache anew. With the same weights it has the same namespace, and finds what it stored."""
+        if self._is_asleep:
+            self.register_kv_caches(self._kv_caches)
 
     def _describe_or_look(self) -> None:
         """Registers the cache once every tensor that belongs to its blocks exists.
@@ -299,16 +327,20 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
         Engines may create such tensors as late as the first forward pass that computes something. RequestError if more
         tensors appear after the cache was registered.
         """
+        if self._is_asleep:
+            return
         blocks, block_tokens = self._kv_cache_config.num_blocks, [group.block_tokens for group in self._groups]
         known = self._side_tensors.known(self._kv_caches, blocks=blocks, block_tokens=block_tokens)
         awaited = self._side_tensors.awaited()
         if awaited and self._steps == 0:
             log.info("no cache before the first forward: layer %s and others have no scales yet", awaited[0])
         if not (awaited or self._is_described):
-            self._describe(layout_of(self._kv_cache_config, self._kv_caches, known))
+            with versions.understanding(vllm.__version__, "the layout of the KV cache"):
+                layout = layout_of(self._kv_cache_config, self._kv_caches, known)
+            self._describe(layout, known)
             self._side_tensors.described(known)
 
-    def _describe(self, layout: Layout) -> None:
+    def _describe(self, layout: Layout, known: dict[str, SideTensor]) -> None:
         config = self._vllm_config
         replicas = versions.replicas_of(self._kv_cache_config, ranks=self._ranks, heads=_kv_heads(config.model_config))
         _check_draft_shards(config, replicas)
@@ -329,6 +361,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             layout=versions.page_orders(self._kv_cache_config, layout.orders, os.environ),
             beside=layout.side_tensors,
             environment=environment_that_counts(os.environ, envs),
+            handler=handler_called(versions.cache_dtype_handler(config.cache_config)),
         )
         models = [] if self._settings.model_id else _model_files(config)
         life, is_first = f"{self._engine} {self._epoch}", self._rank == 0
@@ -336,30 +369,37 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
         has_siblings = self._ranks > 1 and config.parallel_config.distributed_executor_backend == "mp"
         since_ns = began_ns(os.getppid() if has_siblings else os.getpid())
         namespace = namespace_of(facts, models, life=life, log=log, is_first=is_first, since_ns=since_ns)
-        self._worker.register(
-            CacheSpec(
-                name="kv",
-                namespace=b"",
-                chunk_tokens=self._chunk_tokens,
-                buffers=self._buffers(layout),
-                groups=group_specs(
-                    self._groups,
-                    layout,
-                    blocks=self._kv_cache_config.num_blocks,
-                    ranks=self._ranks,
-                    rank=self._rank,
-                    replicas=replicas,
-                ),
-                device=_device_kind(),
-                tenant=self._settings.tenant,
-                staging_bytes=self._settings.staging_mib * MIB,
-                tokens_max=config.model_config.max_model_len,
-                model=called(config.model_config),
+        spec = CacheSpec(
+            name="kv",
+            namespace=b"",
+            chunk_tokens=self._chunk_tokens,
+            buffers=self._buffers(layout),
+            groups=group_specs(
+                self._groups,
+                layout,
+                blocks=self._kv_cache_config.num_blocks,
+                ranks=self._ranks,
+                rank=self._rank,
+                replicas=replicas,
             ),
-            namespace,
-            facts,
+            device=_device_kind(),
+            tenant=self._settings.tenant,
+            staging_bytes=self._settings.staging_mib * MIB,
+            tokens_max=config.model_config.max_model_len,
+            model=called(config.model_config),
         )
+        if self._settings.self_test == "on" or (self._settings.self_test == "auto" and not self._is_listed):
+            self._test(spec, known)
+        self._worker.register(spec, namespace, facts)
         self._is_described = True
+
+    def _test(self, spec: CacheSpec, known: dict[str, SideTensor]) -> None:
+        found = block_tensors(self._kv_cache_config, self._kv_caches, known)
+        tensors = [[BlockTensor(*part) for part in group] for group in found]
+        name = f"self-test {self._rank} {self._engine}"[:128]
+        with Client(self._settings.socket, engine=name, epoch=self._epoch) as client:
+            why = self_test(client, spec, tensors, event=self._event)
+        log.info("self-test of the layout rank=%d %s", self._rank, f"skipped: {why}" if why else "passed")
 
     def _buffers(self, layout: Layout) -> list[HostBuffer | DeviceBuffer]:
         if not current_platform.is_cpu():
@@ -452,6 +492,8 @@ def _check_supported(config: Any, kv_config: Any) -> None:
         )
     if getattr(model, "is_diffusion", False):
         raise RequestError("unsupported", "a diffusion model, which computes each token several times")
+    if versions.is_hisparse(config, kv_config):
+        raise RequestError("unsupported", "HiSparse, which keeps part of the KV cache in host memory of its own")
     if versions.scales_kv_by_its_first_prompt(config.cache_config):
         raise RequestError(
             "unsupported",

@@ -144,6 +144,31 @@ def layout_of(
     return Layout(memory.allocations, regions, layers, orders, shown)
 
 
+def block_tensors(
+    config: Any, kv_caches: Mapping[str, Any], side_tensors: Mapping[str, SideTensor] = MappingProxyType({})
+) -> list[list[tuple[str, Any, int]]]:
+    """Per group: layer, tensor, and the dimension that counts blocks or equal parts of them.
+
+    Each tensor comes once, also if layers share it. Arguments are those of layout_of(), which has accepted them.
+    """
+    found = []
+    for group in config.kv_cache_groups:
+        parts = [
+            (name, part, part.shape.index(config.num_blocks) if dim is None else dim)
+            for name in group.layer_names
+            for value in [kv_caches[name]]
+            for part in (value if isinstance(value, list | tuple) else [value])
+            for dim in [_block_dimension(part, config.num_blocks)]
+        ]
+        parts += [(name, side_tensors[name].tensor, 1) for name in group.layer_names if name in side_tensors]
+        found.append(list({_identity(part): (name, part, dim) for name, part, dim in parts}.values()))
+    return found
+
+
+def _identity(part: Tensor) -> tuple[object, ...]:
+    return part.data_ptr(), tuple(part.shape), tuple(part.stride())
+
+
 def group_specs(
     groups: Sequence[Group], layout: Layout, *, blocks: int, ranks: int, rank: int, replicas: int
 ) -> list[GroupSpec]:

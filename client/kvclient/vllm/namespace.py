@@ -80,6 +80,7 @@ def facts_of(
     layout: str,
     beside: Sequence[str],
     environment: Mapping[str, str],
+    handler: str = "",
 ) -> dict[str, object]:
     """Facts of a VllmConfig, equal in all ranks of an engine.
 
@@ -89,7 +90,8 @@ def facts_of(
 
     backends: each layer's attention backend. layout: order of the elements in a page.
 
-    beside: what layers keep per block outside their caches. environment: environment_that_counts().
+    beside: what layers keep per block outside their caches. environment: environment_that_counts(). handler:
+    handler_called().
     """
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     settings = model.hf_config.to_dict()
@@ -116,6 +118,7 @@ def facts_of(
         **({"quantized": how} if (how := _quantized_while_loading(model)) else {}),
         **({"environment": dict(environment)} if environment else {}),
         **({"types": types} if (types := _cache_types(cache, config.attention_config)) else {}),
+        **({"handler": handler} if handler else {}),
         **({"tuning": _tuning(model)} if is_tuned_by_length(settings) else {}),
         **({"drafts": list(drafts)} if drafts else {}),
         **({"beside": list(beside)} if beside else {}),
@@ -132,12 +135,27 @@ def called(model: Any) -> str:
 def backend_called(backend: Any) -> str:
     """Name of an attention backend. A third-party backend has its own releases, so its name includes a digest of its
     code."""
-    name, module = str(backend.get_name()), str(backend.__module__)
-    if module.split(".", maxsplit=1)[0] == "vllm":
-        return name
-    file = getattr(sys.modules.get(module), "__file__", None)
-    code = code_digest(Path(file).parent) if file else ""
-    return f"{name} {module}.{backend.__qualname__} {code}"
+    name = str(backend.get_name())
+    return name if _is_vllms(backend) else f"{name} {_code_called(backend)}"
+
+
+def handler_called(handler: Any) -> str:
+    """Name of what a platform has registered for a type of the KV cache, its settings, and a digest of its code."""
+    if handler is None:
+        return ""
+    settings = {name: str(value) for name, value in getattr(handler, "__dict__", {}).items()}
+    return f"{_code_called(type(handler))} {handler.torch_dtype()} {settings_text(settings)}"
+
+
+def _is_vllms(kind: type) -> bool:
+    return kind.__module__.split(".", maxsplit=1)[0] == "vllm"
+
+
+def _code_called(kind: type) -> str:
+    """Name of a class, and a digest of the code beside it, which has releases of its own."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    code = code_digest(Path(file).parent) if file and not _is_vllms(kind) else ""
+    return f"{kind.__module__}.{kind.__qualname__} {code}"
 
 
 def _tuning(model: Any) -> str:

@@ -4,9 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvclient.offload.settings import ConnectorSettings, checked
+from kvserver.errors import RequestError
 
 FOREIGN = frozenset({"engine_id", "connectors", "kv_connector_module_path"})
 """Keys that vLLM itself may add beside ours."""
+
+SELF_TEST = ("auto", "on", "off")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +21,12 @@ class Settings(ConnectorSettings):
     store_timeout_ms: int = 30_000
     store_output: bool = True
     """Whether generated tokens are stored too, for the next turn of a conversation."""
+    self_test: str = "auto"
+    """Whether the layout is tested at registration. auto: if the release is newer than the table of releases."""
+
+    def __post_init__(self) -> None:
+        if self.self_test not in SELF_TEST:
+            raise RequestError("settings", f"self_test={self.self_test!r} must be one of {SELF_TEST}")
 
 
 def parse(extra_config: Mapping[str, object]) -> Settings:

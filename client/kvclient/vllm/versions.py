@@ -1,7 +1,7 @@
 """Differences between the supported releases of vLLM, found by looking at its objects, not at version numbers.
 
-Written against 0.20.2 to 0.32.0. Each difference has one function in this file. If a release lacks something that the
-connector needs, the refusal names the release and the field.
+releases.json says which releases it was held against. Each difference has one function in this file. If a release lacks
+something that the connector needs, the refusal names the release and the field.
 """
 
 import dataclasses
@@ -34,8 +34,80 @@ READ_WHILE_SERVING = {
     "vllm.v1.outputs.KVConnectorOutput": ("kv_connector_worker_meta",),
     "vllm.v1.request.Request": ("num_tokens",),
 }
-"""vLLM's classes, and the fields that are read of their objects. Attributes set only in __init__ are not
-checked here."""
+"""vLLM's classes, and the fields that are read of their objects. READ_UNCHECKED
+has the others."""
+
+READ_UNCHECKED = {
+    "vllm.config.cache.CacheConfig": ("cache_dtype", "prefix_caching_hash_algo"),
+    "vllm.config.compilation.CompilationConfig": ("static_forward_context",),
+    "vllm.config.kv_transfer.KVTransferConfig": (
+        "engine_id",
+        "is_kv_consumer",
+        "is_kv_producer",
+        "kv_connector_extra_config",
+    ),
+    "vllm.config.load.LoadConfig": ("download_dir", "load_format"),
+    "vllm.config.model.ModelConfig": (
+        "dtype",
+        "get_total_num_kv_heads",
+        "hf_config",
+        "is_prefix_caching_supported",
+        "max_model_len",
+        "model",
+        "override_generation_config",
+        "quantization",
+        "revision",
+        "runner_type",
+        "try_get_generation_config",
+        "use_mla",
+    ),
+    "vllm.config.parallel.ParallelConfig": ("distributed_executor_backend", "tensor_parallel_size"),
+    "vllm.config.scheduler.SchedulerConfig": ("async_scheduling",),
+    "vllm.config.speculative.SpeculativeConfig": ("draft_model_config", "method"),
+    "vllm.config.vllm.VllmConfig": (
+        "attention_config",
+        "cache_config",
+        "compilation_config",
+        "instance_id",
+        "kv_transfer_config",
+        "load_config",
+        "lora_config",
+        "model_config",
+        "parallel_config",
+        "scheduler_config",
+        "speculative_config",
+    ),
+    "vllm.lora.request.LoRARequest": ("lora_int_id", "lora_name", "lora_path"),
+    "vllm.multimodal.inputs.MultiModalFeatureSpec": ("identifier", "mm_position", "modality"),
+    "vllm.v1.kv_cache_interface.FullAttentionSpec": ("block_size", "page_size_bytes"),
+    "vllm.v1.kv_cache_interface.KVCacheConfig": ("kv_cache_groups", "kv_cache_tensors", "num_blocks"),
+    "vllm.v1.kv_cache_interface.KVCacheGroupSpec": ("kv_cache_spec", "layer_names"),
+    "vllm.v1.kv_cache_interface.KVCacheTensor": ("size",),
+    "vllm.v1.kv_cache_interface.MambaSpec": (
+        "block_size",
+        "dtypes",
+        "mamba_cache_mode",
+        "mamba_type",
+        "num_speculative_blocks",
+        "page_size_bytes",
+        "shapes",
+    ),
+    "vllm.v1.kv_cache_interface.SlidingWindowSpec": ("block_size", "page_size_bytes", "sliding_window"),
+    "vllm.v1.kv_cache_interface.UniformTypeKVCacheSpecs": ("kv_cache_specs",),
+    "vllm.v1.request.Request": (
+        "all_token_ids",
+        "block_hashes",
+        "cache_salt",
+        "lora_request",
+        "num_computed_tokens",
+        "num_prompt_tokens",
+        "num_tokens",
+        "prompt_token_ids",
+        "request_id",
+    ),
+}
+"""The same for what is read once, or set only in __init__. tools/vllm_releases.py looks for it in sources. An engine
+notices that a field is missing when it is read."""
 
 DEFAULT_SEED = "vllm-none-hash"
 """Seed of the engine's block hashes if the user sets none. Older releases without it use a random seed."""
@@ -66,6 +138,21 @@ def lacking(problem: BaseException, release: str) -> RequestError | None:
         return None
     holder = _named(problem.obj)
     return None if holder.startswith(("kvclient.", "kvserver.")) else _lack(release, holder, problem.name)
+
+
+@contextmanager
+def understanding(release: str, subject: str) -> Iterator[None]:
+    """Context: turns any Python error of code that reads the engine's objects at start into a RequestError.
+
+    Such code decides whether the objects are understood, and an error means that they are not.
+    """
+    try:
+        yield
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as problem:
+        lack = lacking(problem, release) or _refusal(
+            release, f"{subject} is not understood ({type(problem).__name__}: {problem})"
+        )
+        raise lack from problem
 
 
 def check_read_while_serving(release: str) -> None:
@@ -115,6 +202,18 @@ def scales_kv_by_its_first_prompt(cache_config: Any) -> bool:
     """Whether pages are useful only to this engine in this life, because their scales come from its first prompt and
     are stored in no page. Releases before 0.31."""
     return bool(getattr(cache_config, "calculate_kv_scales", False)) and "fp8" in str(cache_config.cache_dtype)
+
+
+def is_hisparse(config: Any, kv_config: Any) -> bool:
+    """Whether blocks lie partly in host memory that vLLM manages. Since 0.30."""
+    wanted = getattr(getattr(config, "attention_config", None), "hisparse_config", None)
+    return wanted is not None or getattr(kv_config, "hisparse_host_num_blocks", None) is not None
+
+
+def cache_dtype_handler(cache_config: Any) -> Any:
+    """What a platform has registered for the type of the KV cache. None for vLLM's own types and before 0.33."""
+    handler_of = getattr(import_module("vllm.config.cache"), "get_kv_cache_dtype_handler", None)
+    return handler_of(str(cache_config.cache_dtype)) if handler_of is not None else None
 
 
 def without_graphs(config: Any) -> str:
@@ -193,16 +292,21 @@ def place_of(tensor: Any, layer: str) -> Place | None:
     """
     if hasattr(tensor, "layers"):
         return Place(tensor.offset + layers_of(tensor).index(layer) * tensor.layer_stride, tensor.block_stride)
-    if getattr(tensor, "block_stride", 0):
+    if _is_placed(tensor):
         return Place(tensor.offset, tensor.block_stride)
     return None
 
 
 def allocations(kv_config: Any) -> list[int]:
     """Bytes of each allocation that a KVCacheConfig causes."""
-    tensors = kv_config.kv_cache_tensors
-    is_one = any(hasattr(tensor, "layers") or getattr(tensor, "block_stride", 0) for tensor in tensors)
-    return [tensor.size for tensor in (tensors[:1] if is_one else tensors)]
+    common = [tensor for tensor in kv_config.kv_cache_tensors if _is_placed(tensor)]
+    alone = [tensor for tensor in kv_config.kv_cache_tensors if not _is_placed(tensor)]
+    return [tensor.size for tensor in (*common[:1], *alone)]
+
+
+def _is_placed(tensor: Any) -> bool:
+    """Whether a KVCacheTensor lies beside all others that are placed, in one allocation."""
+    return hasattr(tensor, "layers") or bool(getattr(tensor, "block_stride", 0))
 
 
 class BlockTables:

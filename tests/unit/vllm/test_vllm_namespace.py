@@ -14,6 +14,7 @@ from kvclient.vllm.namespace import (
     check_told_by_files,
     cpu_kind,
     environment_that_counts,
+    handler_called,
 )
 from kvserver.errors import RequestError
 from tests.rigs.vllm_namespace import SETTINGS, namespace
@@ -32,6 +33,7 @@ from tests.rigs.vllm_namespace import SETTINGS, namespace
         {"quantization_config": {"linear": {"weight": "fp8_per_channel_static"}}},
         {"backends": ["F", "G"]},
         {"environment": {"VLLM_MARLIN_INPUT_DTYPE": "fp8"}},
+        {"handler": "platform.Int8Handler"},
         {"ranks": 2},
         {"layout": "LBNHC"},
         {"beside": ["a.kv_scale torch.float32 0:2 2:3 3:16"]},
@@ -64,6 +66,33 @@ def test_what_shapes_the_bytes_makes_another_namespace(change: dict[str, Any]) -
 )
 def test_what_does_not_shape_them_leaves_it(change: dict[str, Any]) -> None:
     assert namespace(**change) == namespace()
+
+
+def test_a_type_of_kv_that_a_platform_registers_is_told_by_its_code_and_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Since vLLM 0.33 --kv-cache-dtype may be a name that a platform gives to pages of its own making."""
+
+    class Handler:
+        __module__ = "platform_of_somebody"
+
+        def __init__(self, bits: int) -> None:
+            self.bits = bits
+
+        def torch_dtype(self) -> str:
+            return "torch.int8"
+
+    module = ModuleType("platform_of_somebody")
+    module.__file__ = str(tmp_path / "handler.py")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    names = []
+    for code, bits in (("1", 3), ("2", 3), ("1", 4), ("1", 3)):
+        (tmp_path / "handler.py").write_text(code)
+        names.append(handler_called(Handler(bits)))
+    assert len(set(names)) == 3
+    assert names[0] == names[3]
+    assert handler_called(None) == ""
+    assert namespace(handler="") == namespace()
 
 
 def test_how_each_kind_of_layer_is_quantized_is_in_the_namespace() -> None:

@@ -72,6 +72,21 @@ def test_blocks_of_a_store_stay_until_ranks_elsewhere_have_reported() -> None:
     assert +bench.pool.pins == Counter()
 
 
+def test_reports_that_come_steps_later_and_twice_do_no_harm() -> None:
+    """vLLM 0.33 gives the outputs of a worker that failed once more, a round later."""
+    bench, first = Bench(ranks=2), request()
+    bench.admit(first)
+    _, (order,) = bench.step(r=20)
+    one, other = (Report(order.job, rank, StoreResult(order.chunks, order.chunks, 1, ""), 0.0) for rank in range(2))
+    _, (later,) = bench.step(r=41)
+    bench.half.ended([one, one])
+    assert +bench.pool.pins != Counter()
+    bench.half.ended([other, *(one._replace(job=later.job, rank=rank) for rank in range(2))])
+    bench.half.ended([one, other])
+    assert +bench.pool.pins == Counter()
+    assert not bench.half.busy()
+
+
 def test_a_prompt_that_is_held_is_retrieved_and_not_stored() -> None:
     bench, asked = Bench(), request()
     bench.hold(asked, 3)

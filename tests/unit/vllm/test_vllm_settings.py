@@ -26,6 +26,7 @@ def test_a_socket_is_enough() -> None:
         ({"socket": "/s", "chunk_tokens": "256"}, "chunk_tokens"),
         ({"socket": "/s", "min_load_tokens": -1}, "min_load_tokens"),
         ({"socket": "/s", "store_output": 1}, "store_output"),
+        ({"socket": "/s", "self_test": "yes"}, "self_test='yes' must be one of"),
     ],
 )
 def test_what_is_wrong_is_named(extra: dict[str, object], named: str) -> None:

@@ -23,6 +23,7 @@ from kvclient.vllm.versions import (
     replicas_of,
     scales_kv_by_its_first_prompt,
     scheduled,
+    understanding,
 )
 from kvserver.errors import RequestError
 
@@ -193,6 +194,23 @@ def test_a_module_that_a_release_lacks_is_refused_as_well() -> None:
         import_module("vllm_of_tomorrow")
 
 
+@pytest.mark.parametrize("problem", [KeyError("x"), TypeError("x"), ZeroDivisionError("x"), AttributeError("x")])
+def test_an_object_that_is_not_understood_is_refused_whatever_python_says(problem: Exception) -> None:
+    with (
+        pytest.raises(RequestError, match=rf"vLLM 0\.99\.1: the layout is not understood \({type(problem).__name__}"),
+        understanding("0.99.1", "the layout"),
+    ):
+        raise problem
+
+
+def test_a_field_that_a_layout_lacks_is_named_and_a_refusal_stays_what_it_is() -> None:
+    tensor = SimpleNamespace(size=70, block_stride=20)
+    with pytest.raises(RequestError, match="SimpleNamespace has no 'offset'"), understanding("0.99.1", "the layout"):
+        versions.place_of(tensor, "a")
+    with pytest.raises(RequestError, match="layout: mine"), understanding("0.99.1", "the layout"):
+        raise RequestError("layout", "mine")
+
+
 def test_a_bug_of_ours_is_not_taken_for_a_release_that_is_unknown() -> None:
     ours = BlockTables({})
     with pytest.raises(AttributeError, match="no_such_thing"), reading("0.99.1"):
@@ -234,7 +252,18 @@ def test_the_allocations_of_a_cache_are_one_or_one_for_each_of_its_tensors() -> 
     assert sizes({"size": 70}, {"size": 90}) == [70, 90]
     assert sizes({"size": 70, "block_stride": 0}, {"size": 90, "block_stride": 0}) == [70, 90]
     assert sizes({"size": 160, "block_stride": 20}, {"size": 160, "block_stride": 20}) == [160]
+    assert sizes({"size": 70, "block_stride": 0}, {"size": 160, "block_stride": 20}) == [160, 70]
     assert sizes({"size": 160, "layers": ["a"]}, {"size": 160, "layers": ["b"]}) == [160]
+
+
+def test_types_of_kv_that_a_platform_registers_are_asked_for_where_there_are_any(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config, cache = ModuleType("vllm.config.cache"), SimpleNamespace(cache_dtype="octave")
+    monkeypatch.setitem(sys.modules, "vllm.config.cache", config)
+    assert versions.cache_dtype_handler(cache) is None
+    config.get_kv_cache_dtype_handler = {"octave": 8}.get  # type: ignore[attr-defined]
+    assert versions.cache_dtype_handler(cache) == 8
 
 
 @pytest.mark.parametrize(
