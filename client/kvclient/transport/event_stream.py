@@ -48,22 +48,30 @@ class Order:
     def __init__(self) -> None:
         self.lacks = 1
         """The first sequence that a replay is needed from; 0 if none is."""
-        self._incarnation: int | None = None
+        self._incarnation = 0
         self._next = 1
+        self._seen = 0
+        """The highest sequence of this life that was seen."""
 
-    def published(self, sequence: int, batch: Batch) -> list[KvEvent]:
-        """The events that are in order now. A batch without events repeats the last sequence."""
-        void = self._of(batch)
+    def published(self, sequence: int, batch: Batch) -> list[KvEvent] | None:
+        """The events that are in order now; None for a late message of an earlier life, which has a lower incarnation.
+
+        A batch without events repeats the last sequence.
+        """
+        if (void := self._void(batch)) is None:
+            return None
         if batch.events and sequence == self._next:
             self._next += 1
             self.lacks = 0
             return void + batch.events
+        self._seen = max(self._seen, sequence)
         if sequence >= self._next:
             self.lacks = self._next
         return void
 
-    def replayed(self, sequence: int, batch: Batch) -> list[KvEvent]:
-        void = self._of(batch)
+    def replayed(self, sequence: int, batch: Batch) -> list[KvEvent] | None:
+        if (void := self._void(batch)) is None:
+            return None
         match batch.events:
             case [Missed(first, last)]:
                 if not first <= self._next <= last:
@@ -75,19 +83,32 @@ class Order:
                 return void + events
         return void
 
-    def replay_ended(self) -> None:
+    def replay_ended(self) -> list[KvEvent]:
         self.lacks = 0
+        if self._next > self._seen:
+            return []
+        # The server has not told what it has published: it is another life, whose sequences are lower.
+        return self.start_anew()
 
-    def start_anew(self) -> None:
-        """Everything told is forgotten: a replay from the first sequence is needed."""
+    def server_away(self) -> list[KvEvent]:
+        """Any life may follow: its clock may be behind."""
+        self._incarnation = 0
+        return self.start_anew()
+
+    def start_anew(self) -> list[KvEvent]:
+        """Forget everything that was told: a replay from the first sequence is needed."""
         self._next = self.lacks = 1
+        self._seen = 0
+        return [Begun(0)]
 
-    def _of(self, batch: Batch) -> list[KvEvent]:
+    def _void(self, batch: Batch) -> list[KvEvent] | None:
+        """What a batch's life alone says; None if it is past."""
         if batch.incarnation == self._incarnation:
             return []
+        if batch.incarnation < self._incarnation:
+            return None
         self._incarnation = batch.incarnation
-        self.start_anew()
-        return [Begun(0)]
+        return self.start_anew()
 
 
 class Sockets(Protocol):
@@ -188,8 +209,7 @@ class EventStream:
                 return events
         if not self._is_silent and self._now() - self._heard_s > SILENT_S:
             self._is_silent = True
-            self._order.start_anew()
-            events.append(Begun(0))
+            events += self._order.server_away()
         return events
 
     def close(self) -> None:
@@ -210,28 +230,33 @@ class EventStream:
             return []
         if (frames := self._sockets.published()) is None:
             return None
-        sequence, payload = self._checked(frames)
-        return self._order.published(int.from_bytes(sequence, "big"), read_batch(payload))
+        sequence, payload = _checked(frames)
+        return self._heard(self._order.published(int.from_bytes(sequence, "big"), read_batch(payload)))
 
     def _replayed(self, frames: list[bytes]) -> list[KvEvent]:
-        sequence, payload = self._checked(frames)
-        self._due_s = self._heard_s + REPLAY_S
+        sequence, payload = _checked(frames)
+        self._due_s = self._now() + REPLAY_S
         if sequence != REPLAY_END:
-            return self._order.replayed(int.from_bytes(sequence, "big"), read_batch(payload))
+            return self._heard(self._order.replayed(int.from_bytes(sequence, "big"), read_batch(payload)))
         self._is_asked = False
         if payload:  # refused
-            self._due_s = self._heard_s + LATER_S
-        else:
-            self._order.replay_ended()
-            self._due_s = 0.0
-        return []
+            self._due_s = self._now() + LATER_S
+            return []
+        self._due_s = 0.0
+        return self._order.replay_ended()
 
-    def _checked(self, frames: list[bytes]) -> tuple[bytes, bytes]:
-        """Sequence and payload of a message. Every message is a sign of life."""
-        if len(frames) != 3:
-            raise msgspec.DecodeError(f"{len(frames)} frames; expected topic, sequence and batch")
+    def _heard(self, told: list[KvEvent] | None) -> list[KvEvent]:
+        if told is None:
+            return []
         self._heard_s, self._is_silent = self._now(), False
-        return frames[1], frames[2]
+        return told
+
+
+def _checked(frames: list[bytes]) -> tuple[bytes, bytes]:
+    """Sequence and payload of a message."""
+    if len(frames) != 3:
+        raise msgspec.DecodeError(f"{len(frames)} frames; expected topic, sequence and batch")
+    return frames[1], frames[2]
 
 
 class _Raw(msgspec.Struct, array_like=True):
