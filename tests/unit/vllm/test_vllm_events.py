@@ -12,6 +12,7 @@ from kvclient.vllm import events as connector_events
 from kvclient.vllm.events import Kind, RouterEvents, Words, kinds_of
 from kvserver.wire.kv_events import Begun, ChunksRemoved, ChunksStored, KvEvent, NamespaceCleared
 from kvserver.wire.messages import KEY_BYTES
+from tests.rigs.dynamo_indexer import PYTHON, Indexer
 from tests.rigs.router_decoders import Seen, Undecoded, dynamo, llm_d
 from tests.rigs.vllm_events import RELEASES, Utils, block_hashes, encoded, events_of
 from tests.rigs.vllm_rig import BLOCK, CHUNK, NAMESPACE, Bench, Pool, stored
@@ -188,6 +189,23 @@ def test_kinds_are_named_by_vllm_if_it_names_them() -> None:
     config = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec="mla_attention")])
     assert kinds_of(config, kinds) == [Kind("mla_attention", 13)]
     assert kinds_of(config, SimpleNamespace()) == [Kind(None, None)]
+
+
+@pytest.mark.skipif(not PYTHON, reason="KVSERVER_DYNAMO_PYTHON names no Python with Dynamo")
+@pytest.mark.parametrize("release", RELEASES)
+def test_dynamos_own_indexer_finds_what_is_told(release: str) -> None:
+    indexer = Indexer(block_tokens=BLOCK)
+    try:
+        teller, asked = Teller(release), request()
+        teller.sees(asked)
+        indexer.publish(teller.payload(in_dram(*KEYS[:2])))
+        indexer.wait_for(asked.all_token_ids, {"cpu": 2 * CHUNK, "disk": 2 * CHUNK})
+        indexer.publish(teller.payload(ChunksStored(NAMESPACE, "disk", KEYS[1], KEYS[2:], CHUNK)))
+        indexer.wait_for(asked.all_token_ids, {"cpu": 2 * CHUNK, "disk": 3 * CHUNK})
+        indexer.publish(teller.payload(ChunksRemoved(NAMESPACE, "dram", KEYS[:2])))
+        indexer.wait_for(asked.all_token_ids, {"cpu": 0, "disk": 0})
+    finally:
+        indexer.close()
 
 
 # ---------------------------------------------------------------- steps
