@@ -1,8 +1,8 @@
 """vLLM's KV events about the server's chunks, so that routers that read vLLM's events see this tier.
 
 The scheduler half hands over what it names, the server's events say what is held, and offload/announced.py decides what
-is told. This file gives it vLLM's words. Everything happens in take(), which vLLM calls once in each step. It takes at
-most about a millisecond, waits for nobody, and leaves the rest to later steps.
+is told. This file gives it vLLM's words. Everything happens in take(), which vLLM calls once in each step. It takes
+about a millisecond at most, waits for nobody, and leaves the rest to later steps.
 """
 
 import logging
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from kvclient.offload.announced import Announced, Removed, Stored, Told
+from kvclient.offload.guard import Guard
 from kvclient.offload.values import Group
 from kvclient.transport.event_stream import EventStream
 from kvclient.vllm.keys import Request
@@ -22,10 +23,10 @@ from kvserver.wire.messages import KEY_BYTES
 log = logging.getLogger("vllm.kvserver.events")
 
 TOKENS_MAX = 8 << 20
-"""Most tokens whose chunks are known. A token costs the scheduler's process about 20 bytes."""
+"""Most tokens whose chunks are known. A token costs the scheduler's process about 30 bytes."""
 READ_S, LEARN_S = 0.0003, 0.0003
 """Time in each step for the server's events, and for chunks that were seen."""
-TOKENS_PER_STEP, CHUNKS_PER_STEP = 16_384, 256
+TOKENS_PER_STEP, CHUNKS_PER_STEP = 8_192, 128
 """Most that is told in a step."""
 SEEN_MAX = 1024
 """Requests whose chunks are still to be learnt. Further ones are not told."""
@@ -162,7 +163,7 @@ class RouterEvents:
         """vLLM's table of its own blocks. Another one: vLLM has told routers that this engine has nothing any more."""
         self._awaited: dict[bytes, float] = {}
         """Key of a chunk that was stored -> until when the engine waits for the server to say so."""
-        self._is_over = False
+        self._guard = Guard(log, outcome="routers are told nothing more of the server's chunks")
 
     def use_pool(self, pool: Any) -> None:
         """Use vLLM's BlockPool. Only read, never changed."""
@@ -175,12 +176,12 @@ class RouterEvents:
 
     def saw(self, request: Request, *, first_chunk: int, parent: bytes, keys: bytes) -> None:
         """The request has chunks with these keys, from first_chunk on. parent: the key before them."""
-        if keys and len(self._seen) < SEEN_MAX and not self._is_over:
+        if keys and len(self._seen) < SEEN_MAX and not self._guard.tripped:
             self._seen.append(_Seen(request, first_chunk, parent, keys))
 
     def stored(self, last_key: bytes) -> None:
         """The ranks have stored a chunk, and the server is about to say so."""
-        if self._stream.is_followed and not self._is_over:
+        if self._stream.is_followed and not self._guard.tripped:
             self._awaited[last_key] = self._now() + TOLD_WITHIN_S
 
     def reset(self) -> None:
@@ -191,7 +192,7 @@ class RouterEvents:
     @property
     def pending(self) -> bool:
         """Whether an engine without other work should take a step, so that routers are told."""
-        if self._is_over:
+        if self._guard.tripped:
             return False
         now_s = self._now()
         for key, until_s in list(self._awaited.items()):
@@ -201,15 +202,10 @@ class RouterEvents:
 
     def take(self) -> list[Any]:
         """vLLM's events since the last call."""
-        if self._is_over or not self._namespace or not self._words.block_tokens:
+        if self._guard.tripped or not self._namespace or not self._words.block_tokens:
             self._seen.clear()
             return []
-        try:
-            return self._take()
-        except Exception:
-            log.exception("routers are told nothing more of the server's chunks: a bug in the connector")
-            self._is_over = True
-            return []
+        return self._guard.run(self._take) or []
 
     def close(self) -> None:
         self._stream.close()
