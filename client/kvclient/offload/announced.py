@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 from kvserver.wire.kv_events import Begun, ChunksRemoved, ChunksStored, KvEvent, Missed, NamespaceCleared, Tier
 
+REMOVALS_MAX = 8192
+"""Removals that are remembered. Answers to lookups that were asked before the oldest one say nothing."""
 HELD_MAX = 1 << 20
 """Most keys that the picture of the server has besides those of chunks that are known."""
 LITTER_PER_CALL = 4096
@@ -84,6 +86,12 @@ class Announced:
         self._doubted: deque[OrderedDict[Chunk, None]] = deque()
         """Chunks to look at afterwards: all that were told when the picture was given up."""
         self._ready: list[Told] = []
+        self._clock = 0
+        """Counts what the server has taken back."""
+        self._removals: OrderedDict[bytes, int] = OrderedDict()
+        """Key -> when it was taken back last."""
+        self._void = 0
+        """Answers to lookups that were asked before say nothing."""
         self._litter: list[dict[Any, Any]] = []
 
     @property
@@ -115,6 +123,24 @@ class Announced:
                 case NamespaceCleared(self._namespace) | Begun() | Missed():
                     self._give_up_picture()
 
+    @property
+    def now(self) -> int:
+        """Goes with a lookup that is asked now."""
+        return self._clock
+
+    def found(self, keys: Iterable[bytes], asked: int) -> None:
+        """A lookup that was asked at `asked` has found these chunks in DRAM.
+
+        The server may have told so long ago. If it has taken one back since, the answer may be older than that.
+        """
+        if asked < self._void:
+            return
+        for key in keys:
+            if self._removals.get(key, 0) > asked:
+                break
+            if key not in self._held:
+                self._stored([key], _BIT["dram"])
+
     def _stored(self, keys: Sequence[bytes], bit: int) -> None:
         for key in keys:
             chunk = self._known.get(key)
@@ -126,13 +152,24 @@ class Announced:
 
     def _removed(self, keys: Sequence[bytes], bit: int) -> None:
         for key in keys:
+            self._note_removal(key)
             left = self._held.pop(key, 0) & ~bit
             if left:
                 self._held[key] = left
             if (chunk := self._known.get(key)) is not None:
                 self._changed[chunk] = None
 
+    def _note_removal(self, key: bytes) -> None:
+        self._clock += 1
+        self._removals[key] = self._clock
+        self._removals.move_to_end(key)
+        if len(self._removals) > REMOVALS_MAX:
+            _, self._void = self._removals.popitem(last=False)
+
     def _give_up_picture(self) -> None:
+        self._clock += 1
+        self._void = self._clock
+        self._removals.clear()
         self._litter.append(self._held)
         self._held = {}
         self._doubt()

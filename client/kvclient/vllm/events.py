@@ -184,6 +184,14 @@ class RouterEvents:
         if self._stream.is_followed and not self._guard.tripped:
             self._awaited[last_key] = self._now() + TOLD_WITHIN_S
 
+    def asked(self) -> int:
+        return self._announced.now
+
+    def found(self, keys: bytes, asked: int) -> None:
+        """As Witness. An engine that comes late learns so what was stored long ago."""
+        if self._stream.is_followed:
+            self._announced.found(_split(keys), asked)
+
     def reset(self) -> None:
         """No chunk that was seen can be fetched any more."""
         self._seen.clear()

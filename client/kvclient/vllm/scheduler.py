@@ -91,7 +91,7 @@ class Scheduler:
         self._events = events
         self._stores_over = stores_over
         self._offload = Offload(options)
-        self._exchange = LookupExchange(client, self._offload, log)
+        self._exchange = LookupExchange(client, self._offload, log, witness=events)
         self._holdings = Holdings(options.groups)
         self._chunk_tokens = options.chunk_tokens
         self._unchecked = UncheckedLoads(max(group.block_tokens for group in options.groups), is_async=is_async)

@@ -1,5 +1,8 @@
 """What routers are told: blocks of chunks that the server holds with all before them, in the best tier, each once."""
 
+import pytest
+
+from kvclient.offload import announced
 from kvclient.offload.announced import Announced, Removed, Stored
 from kvserver.wire.kv_events import Begun, ChunksRemoved, ChunksStored, KvEvent, Missed, NamespaceCleared, Tier
 
@@ -180,3 +183,51 @@ def test_a_step_looks_at_no_more_chunks_than_it_may() -> None:
     assert max(steps) <= 2
     assert sum(steps) == 3
     assert not made.pending
+
+
+def test_what_a_lookup_finds_is_told_though_the_server_told_it_too_long_ago() -> None:
+    made = teller()
+    learn(made, A, B, C)
+    made.found([A, B], made.now)
+    assert said(made) == [("dram", "has", BLOCKS[A]), ("dram", "has", BLOCKS[B])]
+    assert said(made, removed("dram", B)) == [("dram", "lost", BLOCKS[B])]
+
+
+def test_an_answer_that_may_be_older_than_a_removal_says_nothing() -> None:
+    made = teller()
+    learn(made, A, B, C)
+    asked = made.now
+    made.server_said([removed("dram", B)])
+    made.found([A, B, C], asked)
+    assert said(made) == [("dram", "has", BLOCKS[A])]
+    made.found([A, B, C], made.now)
+    assert said(made) == [("dram", "has", BLOCKS[B]), ("dram", "has", BLOCKS[C])]
+
+
+def test_an_answer_of_an_earlier_life_says_nothing() -> None:
+    made = teller()
+    learn(made, A)
+    asked = made.now
+    made.server_said([Begun(0)])
+    made.found([A], asked)
+    assert said(made) == []
+
+
+def test_an_answer_older_than_all_removals_that_are_remembered_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(announced, "REMOVALS_MAX", 2)
+    made = teller()
+    learn(made, A)
+    asked = made.now
+    made.server_said([removed("dram", A, B, C)])
+    made.found([A], asked)
+    assert said(made) == []
+    made.found([A], made.now)
+    assert said(made) == [("dram", "has", BLOCKS[A])]
+
+
+def test_a_lookup_does_not_say_that_a_chunk_on_disk_is_in_dram() -> None:
+    made = teller()
+    learn(made, A)
+    said(made, stored("disk", A))
+    made.found([A], made.now)
+    assert said(made) == []

@@ -297,6 +297,26 @@ def test_output_is_told_too() -> None:
     assert [token for it in told for token in it.token_ids] == asked.all_token_ids
 
 
+@pytest.mark.parametrize("on_disk", [0, 1])
+def test_what_a_lookup_finds_in_dram_is_told_though_the_server_told_it_long_ago(on_disk: int) -> None:
+    teller, asked = Teller(), request()
+    bench = Bench(events=teller.events)
+    bench.hold(asked, 2)
+    bench.server.chunks_on_disk = on_disk
+    bench.admit(asked)
+    told = [block for it in bench.half.take_events() for block in it.block_hashes]
+    assert told == ([] if on_disk else numbers(asked)[: 2 * CHUNK // BLOCK])
+
+
+def test_what_a_lookup_finds_is_not_told_while_batches_are_missing() -> None:
+    teller, asked = Teller(), request()
+    bench = Bench(events=teller.events)
+    teller.stream.is_followed = False
+    bench.hold(asked, 2)
+    bench.admit(asked)
+    assert bench.half.take_events() == []
+
+
 def test_an_idle_engine_steps_until_its_last_store_is_told_and_no_longer() -> None:
     teller, asked = Teller(), request()
     bench = Bench(events=teller.events)
