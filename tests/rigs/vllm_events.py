@@ -85,14 +85,10 @@ class Utils:
             super().__init__(hashes[scale - 1 :: scale])
 
 
-def block_hash(parent: bytes, tokens: Sequence[int], extra: str = "") -> bytes:
-    return hashlib.sha256(parent + repr((list(tokens), extra)).encode()).digest()
-
-
-def block_hashes(tokens: Sequence[int], block_tokens: int, extra: str = "") -> list[bytes]:
-    """The chained hashes of all whole blocks."""
-    hashes, parent = [], b""
+def block_hashes(tokens: Sequence[int], block_tokens: int, parent: bytes = b"") -> list[bytes]:
+    """The chained hashes of all whole blocks. parent: the hash before them."""
+    hashes = []
     for start in range(0, len(tokens) - block_tokens + 1, block_tokens):
-        parent = block_hash(parent, tokens[start : start + block_tokens], extra if start == 0 else "")
-        hashes.append(parent)
+        text = repr(list(tokens[start : start + block_tokens])).encode()
+        hashes.append(parent := hashlib.sha256(parent + text).digest())
     return hashes

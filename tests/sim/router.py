@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 CALL_S = 0.00005
 """Time that passes with each look at the clock, so that a step's time is up in some steps."""
 QUEUED_MAX, AHEAD_MAX = 7, 3
+"""Messages on their way; of a replay."""
 ENOUGH = 1000
 """Chunks of a table that is not too small."""
 STEPS_MAX = 20_000
@@ -42,11 +43,13 @@ TIERS = {"cpu": "dram", "storage": "disk", "host-pinned": "dram", "disk": "disk"
 class Ways:
     """The publisher's sockets and the engine's, with messages between them."""
 
-    def __init__(self, rng: Random, counts: "Counter[str]") -> None:
+    def __init__(self, rng: Random, counts: "Counter[str]", *, queued_max: int = QUEUED_MAX, kept: int = 0) -> None:
+        """kept: batches that the server keeps; 0: the seed decides."""
         self._rng = rng
         self._counts = counts
-        self.loss = rng.choice((0.0, 0.0, 0.05, 0.3))
-        self._kept = rng.choice((2, 9, 100_000))
+        self._queued_max = queued_max
+        self.loss = rng.choice((0.0, 0.0, 0.05, 0.3)) if not kept else 0.01
+        self._kept = kept or rng.choice((2, 9, 100_000))
         self.is_calm = False
         self.is_incomplete = False
         """Batches of this brain's life are lost for good."""
@@ -71,7 +74,7 @@ class Ways:
         return bool(self._brain) and self._put(encode_batch(Batch(0.0, [], self._brain)))
 
     def _put(self, payload: bytes) -> bool:
-        if len(self._published) >= QUEUED_MAX or (not self.is_calm and self._rng.random() < self.loss):
+        if len(self._published) >= self._queued_max or (not self.is_calm and self._rng.random() < self.loss):
             self._counts["router: messages lost"] += 1
             return False
         self._published.append([TOPIC, packed(self._sequence), payload])
@@ -120,9 +123,16 @@ class Router:
     """One engine's announcements and a router's index of them. Both outlive brains."""
 
     def __init__(
-        self, seed: int, shapes: "dict[bytes, Shape]", counts: "Counter[str]", *, depth: int, fanout: int
+        self,
+        seed: int,
+        shapes: "dict[bytes, Shape]",
+        counts: "Counter[str]",
+        *,
+        depth: int,
+        fanout: int,
+        is_large: bool = False,
     ) -> None:
-        """shapes: of the namespaces in which engines store."""
+        """shapes: of the namespaces in which engines store. is_large: no table or queue is small."""
         self._rng = rng = Random(f"router {seed}")
         self._counts = counts
         self._size = depth, fanout
@@ -137,10 +147,12 @@ class Router:
         self._hash_tokens = rng.choice((1, self._words.block_tokens or 1))
         self._pool = SimpleNamespace(hash_block_size=self._hash_tokens, cached_block_hash_to_block=object())
         self._now_s = 0.0
-        self.ways = Ways(rng, counts)
+        self.ways = Ways(rng, counts, queued_max=1000, kept=10_000) if is_large else Ways(rng, counts)
         self._stream = EventStream(self.ways, self._clock)
-        self._held_max = rng.choice((0, 3, ENOUGH, ENOUGH))
-        self._announced = Announced(chunks_max=rng.choice((1, 5, ENOUGH, ENOUGH)), held_max=self._held_max)
+        chunks_max, self._held_max = rng.choice((1, 5, ENOUGH, ENOUGH)), rng.choice((0, 3, ENOUGH, ENOUGH))
+        if is_large:
+            chunks_max = self._held_max = 1 << 20
+        self._announced = Announced(chunks_max=chunks_max, held_max=self._held_max)
         self._events = RouterEvents(
             self._stream, self._words, self._announced, chunk_tokens=self._chunk_tokens, now=self._clock
         )
@@ -151,6 +163,7 @@ class Router:
         """vLLM's own events of the next step."""
         self._paths: set[Path] = set()
         """Chunks that the engine has seen."""
+        self._known_hashes: dict[Path, list[bytes]] = {}
         self._speaks = False
         self._asked: dict[tuple[Process, int], int] = {}
         """Lookups without an answer."""
@@ -162,7 +175,7 @@ class Router:
         self._speaks = True
         for event in events:
             if isinstance(event, ChunksStored) and event.namespace == self._digest and self._rng.random() < 0.7:
-                self._see(path_of(event.keys[-1]))
+                self.sees(path_of(event.keys[-1]))
         self.ways.publish(brain, events)
         self.act()
 
@@ -181,7 +194,7 @@ class Router:
         """The engine does something, or nothing."""
         rng = self._rng
         if rng.random() < 0.3:
-            self._see(tuple(int(rng.random() * self._size[1]) for _ in range(1 + int(rng.random() * self._size[0]))))
+            self.sees(tuple(int(rng.random() * self._size[1]) for _ in range(1 + int(rng.random() * self._size[0]))))
         if rng.random() < 0.02:
             self.ways.show_life()
         if rng.random() < 0.01:
@@ -195,18 +208,27 @@ class Router:
         if rng.random() < 0.4:
             self._step()
 
-    def _see(self, path: Path) -> None:
-        tokens = [token for depth in range(len(path)) for token in self._tokens(path[: depth + 1])]
-        request = SimpleNamespace(
-            all_token_ids=tokens,
-            block_hashes=block_hashes(tokens, self._hash_tokens),
+    def sees(self, path: Path) -> None:
+        """A prompt comes to the engine."""
+        chunks = [path[: depth + 1] for depth in range(len(path))]
+        request: Any = SimpleNamespace(
+            all_token_ids=[token for chunk in chunks for token in self._tokens(chunk)],
+            block_hashes=[block for chunk in chunks for block in self._hashes(chunk)],
             lora_request=None,
             cache_salt=None,
         )
-        self._paths.update(path[: depth + 1] for depth in range(len(path)))
+        self._paths.update(chunks)
         first = int(self._rng.random() * len(path)) if self._rng.random() < 0.2 else 0
         parent = key_of(path[:first])
         self._events.saw(request, first_chunk=first, parent=parent, keys=b"".join(keys_of(path, first)))
+
+    def _hashes(self, path: Path) -> list[bytes]:
+        """vLLM's hashes of a chunk."""
+        known = self._known_hashes.get(path)
+        if known is None:
+            parent = self._hashes(path[:-1])[-1] if len(path) > 1 else b""
+            known = self._known_hashes[path] = block_hashes(self._tokens(path), self._hash_tokens, parent)
+        return known
 
     def _tokens(self, path: Path) -> list[int]:
         """Chunks of one parent begin with the same tokens, so that they may have blocks in common."""
@@ -276,8 +298,6 @@ class Router:
         for path in self._paths:
             chain = keys_of(path)
             if all(key in tiers and self._announced.knows(key) for key in chain):
-                tokens = [token for depth in range(len(path)) for token in self._tokens(path[: depth + 1])]
-                blocks = block_hashes(tokens, self._hash_tokens)[scale - 1 :: scale]
-                for block in blocks[-(self._chunk_tokens // self._words.block_tokens) :]:
+                for block in self._hashes(path)[scale - 1 :: scale]:
                     found |= {(tier, int.from_bytes(block[-8:], "big")) for tier in tiers[chain[-1]]}
         return found
