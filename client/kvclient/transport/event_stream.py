@@ -35,7 +35,7 @@ SILENT_S = 10.0
 REPLAY_S = 5.0
 """Without a message of a replay for so long, it is asked for again."""
 LATER_S = 1.0
-"""Pause after a refused replay."""
+"""Pause after a replay that was refused, or that could not be asked for."""
 
 
 class Order:
@@ -226,7 +226,7 @@ class EventStream:
             self._is_asked = False
         if self._order.lacks and self._now() >= self._due_s:
             self._is_asked = self._sockets.ask(self._order.lacks)
-            self._due_s = self._now() + REPLAY_S
+            self._due_s = self._now() + (REPLAY_S if self._is_asked else LATER_S)
             return []
         if (frames := self._sockets.published()) is None:
             return None

@@ -8,12 +8,22 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from kvclient.transport.event_stream import SILENT_S, EventStream, ZeroMqSockets
+from kvclient.transport.event_stream import LATER_S, REPLAY_S, SILENT_S, EventStream, ZeroMqSockets
 from kvserver.brain import publisher as publishing
 from kvserver.brain.publisher import Publisher
 from kvserver.config.config import Config
 from kvserver.errors import ConfigError
-from kvserver.wire.kv_events import TOPIC, Batch, Begun, KvEvent, Missed, NamespaceCleared, encode_batch
+from kvserver.wire.kv_events import (
+    REPLAY_END,
+    TOPIC,
+    Batch,
+    Begun,
+    KvEvent,
+    Missed,
+    NamespaceCleared,
+    Refused,
+    encode_batch,
+)
 from tests.rigs.event_reader import WAIT_MS
 
 FOREVER = float("inf")
@@ -53,6 +63,8 @@ class Sockets:
     def __init__(self) -> None:
         self.news: deque[list[bytes]] = deque()
         self.asked: list[int] = []
+        self.takes_questions = False
+        self.answers: deque[list[bytes]] = deque()
 
     def put(self, sequence: int, payload: bytes) -> None:
         self.news.append([TOPIC, sequence.to_bytes(8, "big"), payload])
@@ -61,14 +73,14 @@ class Sockets:
         return self.news.popleft() if self.news else None
 
     def replayed(self) -> list[bytes] | None:
-        return None
+        return self.answers.popleft() if self.answers else None
 
     def ask(self, first: int) -> bool:
         self.asked.append(first)
-        return False
+        return self.takes_questions
 
     def drop_replayed(self) -> None:
-        pass
+        self.takes_questions = False
 
     def close(self) -> None:
         pass
@@ -212,6 +224,50 @@ def test_another_publisher_is_not_believed(frames: list[bytes]) -> None:
     sockets.news.append(frames)
     with pytest.raises(msgspec.DecodeError):
         stream.take(until_s=FOREVER)
+
+
+def test_an_answer_that_does_not_come_is_given_up_and_late_parts_of_it_are_not_taken_for_the_next() -> None:
+    sockets, clock = Sockets(), Clock()
+    stream = EventStream(sockets, clock)
+    sockets.takes_questions = True
+    assert stream.take(until_s=FOREVER) == []
+    clock.now_s += REPLAY_S - 1
+    stream.take(until_s=FOREVER)
+    assert sockets.asked == [1], "it may come still"
+    clock.now_s += 2
+    stream.take(until_s=FOREVER)
+    assert sockets.asked == [1, 1]
+    assert not sockets.takes_questions, "what was on its way is dropped"
+
+
+def test_a_refused_replay_is_asked_for_again_later() -> None:
+    sockets, clock = Sockets(), Clock()
+    stream = EventStream(sockets, clock)
+    sockets.takes_questions = True
+    stream.take(until_s=FOREVER)
+    refusal = encode_batch(Batch(0.0, [Refused("replays", "16 are under way")], 8))
+    sockets.answers.append([b"", REPLAY_END, refusal])
+    stream.take(until_s=FOREVER)
+    assert (sockets.asked, stream.is_followed) == ([1], False)
+    clock.now_s += LATER_S
+    stream.take(until_s=FOREVER)
+    assert sockets.asked == [1, 1]
+
+
+def test_a_replay_without_what_was_seen_is_of_another_life() -> None:
+    """Sequences of a later life are lower. Its replay has nothing from the sequence that was asked for."""
+    sockets, clock = Sockets(), Clock()
+    stream = EventStream(sockets, clock)
+    sockets.put(1, encode_batch(Batch(0.0, [event(1)], 8)))
+    stream.take(until_s=FOREVER)
+    sockets.put(3, encode_batch(Batch(0.0, [event(3)], 8)))
+    sockets.takes_questions = True
+    clock.now_s += LATER_S
+    stream.take(until_s=FOREVER)
+    stream.take(until_s=FOREVER)
+    sockets.answers.append([b"", REPLAY_END, b""])
+    assert Begun(0) in stream.take(until_s=FOREVER)
+    assert sockets.asked[-1] == 1, "all is asked for again"
 
 
 def test_a_call_reads_no_longer_than_it_may() -> None:
