@@ -14,6 +14,7 @@ from kvserver.wire.kv_events import Begun, ChunksRemoved, ChunksStored, KvEvent,
 from kvserver.wire.messages import KEY_BYTES
 from tests.rigs.dynamo_indexer import PYTHON, Indexer
 from tests.rigs.router_decoders import Seen, Undecoded, dynamo, llm_d
+from tests.rigs.router_index import Index
 from tests.rigs.vllm_events import RELEASES, Utils, block_hashes, encoded, events_of
 from tests.rigs.vllm_rig import BLOCK, CHUNK, NAMESPACE, Bench, Pool, stored
 from tests.rigs.vllm_rig import request as plain_request
@@ -189,6 +190,22 @@ def test_kinds_are_named_by_vllm_if_it_names_them() -> None:
     config = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec="mla_attention")])
     assert kinds_of(config, kinds) == [Kind("mla_attention", 13)]
     assert kinds_of(config, SimpleNamespace()) == [Kind(None, None)]
+
+
+def test_prompts_that_part_within_a_chunk_share_blocks_and_the_index_stays_right() -> None:
+    teller, index = Teller(), Index()
+    first, second = (plain_request(tokens=2 * CHUNK) for _ in range(2))
+    second.all_token_ids[CHUNK + BLOCK :] = range(900, 900 + CHUNK - BLOCK)
+    for asked, keys in ((first, KEYS[:2]), (second, [KEYS[0], KEYS[2]])):
+        asked.block_hashes = block_hashes(asked.all_token_ids, BLOCK)
+        teller.sees(asked, keys)
+    index.take(llm_d(teller.payload(ChunksStored(NAMESPACE, "disk", b"", KEYS[:1], CHUNK), in_dram(KEYS[1]))))
+    index.take(llm_d(teller.payload(in_dram(KEYS[0]), in_dram(KEYS[2]))))
+    assert index.blocks == {(block, "cpu") for block in numbers(first) + numbers(second)}
+    (told,) = (told for told in index.tokens.items() if told[0] == numbers(second)[4])
+    assert told[1] == (numbers(second)[3], tuple(range(900, 904)))
+    index.take(llm_d(teller.payload(ChunksRemoved(NAMESPACE, "dram", [KEYS[1]]))))
+    assert index.blocks == {(block, "cpu") for block in numbers(second)}
 
 
 @pytest.mark.skipif(not PYTHON, reason="KVSERVER_DYNAMO_PYTHON names no Python with Dynamo")
