@@ -20,9 +20,8 @@ from kvserver.brain.connection_limit import Guests
 from kvserver.brain.listeners import admit, make_way
 from kvserver.brain.replay_log import REPLAY_AHEAD, Replays, Sent, packed
 from kvserver.config.config import Config
-from kvserver.config.paths import replay_endpoint
 from kvserver.errors import ConfigError
-from kvserver.wire.kv_events import SEQUENCE_BYTES, TOPIC, Batch, KvEvent, encode_batch
+from kvserver.wire.kv_events import SEQUENCE_BYTES, TOPIC, Batch, KvEvent, encode_batch, replay_endpoint
 
 BACKLOG_BATCHES = 10_000
 """Batches that were handed over and are not sent yet. Further ones are lost; every subscriber misses their

@@ -35,8 +35,10 @@ Send = Callable[[bytes, bytes, bytes], Sent]
 class Replays:
     """The replays of one publisher. Used on its thread only."""
 
-    def __init__(self, incarnation: int, send: Send) -> None:
+    def __init__(self, incarnation: int, send: Send, *, batches_max: int | None = None) -> None:
+        """batches_max: RING_BATCHES if None."""
         self._incarnation = incarnation
+        self._batches_max = batches_max
         self._send = send
         self._ring: OrderedDict[int, bytes] = OrderedDict()
         self._ring_bytes = 0
@@ -52,7 +54,8 @@ class Replays:
         self._ring[sequence] = payload
         self._ring_bytes += len(payload)
         self._last = sequence
-        while len(self._ring) > RING_BATCHES or (self._ring_bytes > RING_BYTES and len(self._ring) > 1):
+        batches_max = RING_BATCHES if self._batches_max is None else self._batches_max
+        while len(self._ring) > batches_max or (self._ring_bytes > RING_BYTES and len(self._ring) > 1):
             self._ring_bytes -= len(self._ring.popitem(last=False)[1])
 
     def ask(self, identity: bytes, first: int) -> None:

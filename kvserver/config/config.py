@@ -17,9 +17,10 @@ import msgspec
 from kvserver.config import quotas
 from kvserver.config.file import read_table
 from kvserver.config.keys import Key, Within, declared
-from kvserver.config.paths import check_directory, check_socket, default_cache_dir, default_socket, replay_endpoint
+from kvserver.config.paths import check_directory, check_socket, default_cache_dir, default_socket
 from kvserver.errors import ConfigError
 from kvserver.units import GIB, KIB, MIB, TIB, show_bytes
+from kvserver.wire.kv_events import replay_endpoint
 from kvserver.wire.messages import BOARD_WORDS
 
 PAGE_BYTES = 4096

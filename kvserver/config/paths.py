@@ -48,16 +48,6 @@ def check_directory(key: str, directory: str) -> None:
         raise ConfigError("config-path", f"{key}={directory!r} must be the absolute path of a directory below /")
 
 
-def replay_endpoint(endpoint: str) -> str:
-    """The endpoint for replays. Raises ConfigError unless the endpoint is tcp://HOST:PORT or ipc:///PATH."""
-    if endpoint.startswith("ipc:///"):
-        return f"{endpoint}.replay"
-    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    if not endpoint.startswith("tcp://") or not host or not port.isdecimal() or not 1 <= int(port) < 65_535:
-        raise ConfigError("events-endpoint", f"events_endpoint={endpoint!r} must be tcp://HOST:PORT or ipc:///PATH")
-    return f"tcp://{host}:{int(port) + 1}"
-
-
 def check_cache_directory(directory: str) -> None:
     """Raises ConfigError if the path can never become a directory. An unwritable one costs only time."""
     try:

@@ -11,6 +11,8 @@ from typing import Literal
 
 import msgspec
 
+from kvserver.errors import ConfigError
+
 TOPIC = b"kvserver"
 SEQUENCE_BYTES = 8
 REPLAY_END = (-1).to_bytes(SEQUENCE_BYTES, "big", signed=True)
@@ -83,3 +85,13 @@ class Batch(msgspec.Struct, array_like=True, frozen=True):
 
 encode_batch = msgspec.msgpack.Encoder().encode
 decode_batch = msgspec.msgpack.Decoder(Batch).decode
+
+
+def replay_endpoint(endpoint: str) -> str:
+    """The endpoint for replays. Raises ConfigError unless the endpoint is tcp://HOST:PORT or ipc:///PATH."""
+    if endpoint.startswith("ipc:///"):
+        return f"{endpoint}.replay"
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    if not endpoint.startswith("tcp://") or not host or not port.isdecimal() or not 1 <= int(port) < 65_535:
+        raise ConfigError("events-endpoint", f"events_endpoint={endpoint!r} must be tcp://HOST:PORT or ipc:///PATH")
+    return f"tcp://{host}:{int(port) + 1}"

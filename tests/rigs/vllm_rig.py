@@ -10,6 +10,7 @@ from kvclient.offload.ends import Report
 from kvclient.offload.values import Group, Options, RetrieveOrder, StoreOrder
 from kvclient.transport.inquiries import Answered
 from kvclient.values import Found, Lease, StoreResult
+from kvclient.vllm.events import RouterEvents
 from kvclient.vllm.keys import Keyer
 from kvclient.vllm.scheduler import Scheduled, Scheduler
 from kvserver.errors import RequestError
@@ -87,9 +88,12 @@ class Server:
 
 
 class Pool:
-    """vLLM's BlockPool, as far as pins go."""
+    """vLLM's BlockPool, as far as pins and events go."""
+
+    hash_block_size = BLOCK
 
     def __init__(self) -> None:
+        self.cached_block_hash_to_block = object()
         self.blocks = [SimpleNamespace(block_id=block) for block in range(100)]
         self.pins: Counter[int] = Counter()
         self.cached: set[bytes] = set()
@@ -131,6 +135,7 @@ class Bench:
         step_wait_s: float = 0.0,
         hashes: bool = False,
         retrieves: bool = True,
+        events: RouterEvents | None = None,
     ) -> None:
         self.server, self.pool = Server(), Pool()
         options = Options(
@@ -147,7 +152,13 @@ class Bench:
         self.over: list[tuple[int, int]] = []
         """(job, rank) of stores that have ended and were not reported."""
         self.half = Scheduler(
-            server, options, keyer, store_output=True, step_wait_s=step_wait_s, stores_over=lambda: self.over
+            server,
+            options,
+            keyer,
+            store_output=True,
+            step_wait_s=step_wait_s,
+            stores_over=lambda: self.over,
+            events=events,
         )
         self.half.use_pool(self.pool)
         self.half.use_namespace({NAMESPACE})

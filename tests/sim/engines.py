@@ -112,7 +112,9 @@ class SimEngine:
     def _lookup(self, digest: bytes, keys: list[bytes], least: int) -> None:
         asker = self.scheduler if self._world.rng.random() < 0.8 else self._world.rng.choice(self.workers)
         if asker.ready:
-            asker.send(Lookup(asker.next_id(), digest, b"".join(keys), least), asker.quick_peer())
+            number = asker.next_id()
+            self._world.router.asks(asker, number)
+            asker.send(Lookup(number, digest, b"".join(keys), least), asker.quick_peer())
 
     def granted(self, digest: bytes, keys: list[bytes], lease: int) -> None:
         """Tells the ranks about a lease. Some never use it, and some leases go to another engine."""

@@ -113,6 +113,8 @@ EXPECTED = (
     *(f"disk {what}" for what in ("note failed", "prefix noted as its namespace")),
     "told by a later brain",
     "told of disk",
+    *(f"router: {what}" for what in ("events", "replays", "messages lost", "batches lost for good")),
+    *(f"router: {what}" for what in ("lookups that show what is held", "vLLM cleared its own cache")),
     "device drained",
     *(f"device {what}" for what in ("left", "came back")),
     "devices brought back in the end",

@@ -483,6 +483,7 @@ class Process:
                 self._world.counts["chunks found"] += reply.chunks
                 if reply.lease:
                     keys = [request.keys[at : at + 32] for at in range(0, reply.chunks * 32, 32)]
+                    self._world.router.finds(self, request, reply)
                     self.engine.granted(request.namespace, keys, reply.lease)
             case Stored():
                 self._answered(reply.id)

@@ -380,6 +380,7 @@ class Shell:
                 self.promises.closed(session)
             case Tell(events):
                 self._world.subscriber.take(events)
+                self._world.router.told(self._world.brain, events)
             case GoOn():
                 self._world.gone.append(GoneOn())
             case Log() | Audit() | ChangeLogLevel():

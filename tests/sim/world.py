@@ -26,12 +26,14 @@ from .memory import Arena
 from .movers import SimMover, Supervisor
 from .processes import Process
 from .promises import Promises
+from .router import Router
 from .shapes import Shape
 from .shell import BrainDied, Shell
 from .subscriber import Subscriber
 from .swarm import Swarm
 
 EVENTS_PER_COMPARISON = 4
+EVENTS_PER_CATCHING_UP = 40
 RECOVERY_STEPS_MAX = 2000
 
 
@@ -66,6 +68,9 @@ class World:
             bytes([index + 1]) * 32: shape for index, shape in enumerate(self.swarm.shapes)
         }
         self.subscriber = Subscriber(self.counts)
+        size = {"depth": self.swarm.depth, "fanout": self.swarm.fanout}
+        stored_in = dict(list(self.shapes.items())[: self.swarm.engines])
+        self.router = Router(seed, stored_in, self.counts, **size)
         self.voided = operators.Voided()
         self.slabs = self.swarm.slabs_at_start
         self.peers: dict[int, Process] = {}
@@ -83,7 +88,6 @@ class World:
         self.supervisor = Supervisor(self)
         left: dict[bytes, list[Path]] = {}
         if self.swarm.begins_cold:
-            size = {"depth": self.swarm.depth, "fanout": self.swarm.fanout}
             left = leave_behind(self.devices, bounds, self.shapes, self.rng, **size)
         self.shell = self._start_brain(-1)
         if self.swarm.begins_cold and self.rng.random() < 0.8:
@@ -128,7 +132,10 @@ class World:
             service = self.shell.service
             service_view.compare_with_ledger(service, self.ledger, self.rng, self.arena, self.shapes)
             service_view.compare_with_devices(service, self.devices, self.shapes)
-            self.subscriber.check(service_view.told(service), service_view.untold(service))
+            facts = service_view.told(service), service_view.untold(service)
+            self.subscriber.check(*facts)
+            if self.events % EVENTS_PER_CATCHING_UP == 0:
+                self.router.check(*facts)
             self.voided.check(service_view.on_disk(service), are_owed=service_view.clears_are_owed(service))
         self._deliver_eagerly()
 

@@ -37,8 +37,9 @@ class Guard:
         *,
         on_bug: Callable[[], None] = lambda: None,
         explain: Callable[[Exception], Exception | None] = refusal,
+        outcome: str = "no cache from now on",
     ) -> None:
-        """on_bug: called once, before the failed call returns.
+        """on_bug: called once, before the failed call returns. outcome: for the log.
 
         explain: returns the exception that explains a problem if it is not a bug of ours, otherwise None.
         """
@@ -46,6 +47,7 @@ class Guard:
         self._on_bug = on_bug
         self._explain = explain
         self._log = log
+        self._outcome = outcome
         self._untold = 0
 
     def run(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T | None:
@@ -59,7 +61,7 @@ class Guard:
         except Exception as problem:
             if not self.tripped:
                 why = self._explain(problem) or "a bug in the connector"
-                self._log.error("no cache from now on: %s", why, exc_info=problem)
+                self._log.error("%s: %s", self._outcome, why, exc_info=problem)
                 self._untold = 1
                 self.trip()
             return None

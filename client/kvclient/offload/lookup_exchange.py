@@ -6,19 +6,36 @@ raises because of the server.
 
 import logging
 import time
+from typing import Protocol
 
 from kvclient.client import Client
 from kvclient.offload.decide import Offload
 from kvclient.offload.worker import CONNECT_S
 from kvclient.values import Found
 from kvserver.errors import KvError, RequestError
+from kvserver.wire.messages import KEY_BYTES
+
+
+class Witness(Protocol):
+    """Who wants to know what lookups find."""
+
+    def asked(self) -> int:
+        """A lookup is asked. What it returns goes with the answer."""
+
+    def found(self, keys: bytes, asked: int) -> None:
+        """All these chunks were found in DRAM."""
 
 
 class LookupExchange:
     """The lookups of one Offload at one server. Belongs to the scheduler's thread."""
 
-    def __init__(self, client: Client, offload: Offload, log: logging.Logger) -> None:
+    def __init__(
+        self, client: Client, offload: Offload, log: logging.Logger, *, witness: Witness | None = None
+    ) -> None:
         """log: the engine's logger."""
+        self._witness = witness
+        self._witnessed: dict[int, tuple[bytes, int]] = {}
+        """Lookup without an answer -> its keys, and what the witness said."""
         self._client = client
         self._inquiries = client.inquiries()
         self._offload = offload
@@ -52,13 +69,15 @@ class LookupExchange:
     def send(self) -> None:
         """Send the new lookups of the decisions."""
         for lookup in self._offload.take_lookups():
+            if self._witness is not None:
+                self._witnessed[lookup.number] = lookup.keys, self._witness.asked()
             try:
                 self._inquiries.ask(
                     lookup.number, self.namespace, lookup.keys, chunks_wanted_min=lookup.chunks_wanted_min
                 )
             except RequestError as problem:
                 self._say(problem)
-                self._offload.found(lookup.number, Found(0, None, problem.code))
+                self._take(lookup.number, Found(0, None, problem.code))
 
     def listen(self) -> bool:
         """Hand on the server's answers, and misses for overdue lookups. Returns whether there were any."""
@@ -66,8 +85,14 @@ class LookupExchange:
         for number, found, refusal in answers:
             if refusal is not None:
                 self._say(refusal)
-            self._offload.found(number, found)
+            self._take(number, found)
         return bool(answers)
+
+    def _take(self, number: int, found: Found) -> None:
+        keys, asked = self._witnessed.pop(number, (b"", 0))
+        if self._witness is not None and found.lease is not None and not found.lease.chunks_on_disk:
+            self._witness.found(keys[: found.chunks * KEY_BYTES], asked)
+        self._offload.found(number, found)
 
     def wait(self, seconds: float) -> bool:
         """Wait up to `seconds` for an answer, then do as listen()."""

@@ -23,13 +23,16 @@ from kvclient.client import Client
 from kvclient.identity.late_namespaces import namespace_of
 from kvclient.identity.model_files import ModelFiles, hub_folder, model_files, settings_text
 from kvclient.identity.processes import began_ns
+from kvclient.offload.announced import Announced
 from kvclient.offload.ends import Ended, Ends, Report
 from kvclient.offload.guard import GuardedWorker
 from kvclient.offload.settings import MIB, NO_GRAPHS, chosen_chunk_tokens
 from kvclient.offload.values import Group, Options, RetrieveOrder, StoreOrder
 from kvclient.offload.worker import Worker
+from kvclient.transport.event_stream import EventStream, ZeroMqSockets
 from kvclient.values import CacheSpec, DeviceBuffer, HostBuffer
 from kvclient.vllm import releases, versions
+from kvclient.vllm.events import TOKENS_MAX, RouterEvents, Words, kinds_of
 from kvclient.vllm.guard import GuardedScheduler
 from kvclient.vllm.keys import Keyer, adapter_settings, names_media
 from kvclient.vllm.layout import Layout, block_tensors, group_specs, groups_of, layout_of, states_of
@@ -51,6 +54,7 @@ from kvserver.errors import RequestError
 
 with versions.reading(vllm.__version__):
     from vllm import envs
+    from vllm.distributed import kv_events
     from vllm.distributed.kv_transfer import get_kv_transfer_group
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
     from vllm.distributed.kv_transfer.kv_connector.v1 import base as interface
@@ -64,6 +68,7 @@ with versions.reading(vllm.__version__):
     )
     from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
     from vllm.platforms import current_platform
+    from vllm.v1 import kv_cache_interface
     from vllm.v1.core import kv_cache_utils
 
     from kvclient.vllm.stats import PromMetrics, Stats
@@ -201,8 +206,22 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             store_output=self._settings.store_output,
             step_wait_s=self._settings.step_wait_us / 1e6,
             stores_over=self._stores_over,
+            events=self._events(config, kv_config),
         )
         return GuardedScheduler(half, self._groups, release=vllm.__version__)
+
+    def _events(self, config: Any, kv_config: Any) -> RouterEvents | None:
+        """What routers are told. None unless vLLM's own events are on and this engine can fetch what it tells."""
+        told = config.kv_events_config
+        if told is None or not told.enable_kv_cache_events or not config.kv_transfer_config.is_kv_consumer:
+            return None
+        if not self._settings.events_endpoint:
+            log.info("routers are not told of the server's chunks: events_endpoint is not set")
+            return None
+        words = Words(kv_events, kv_cache_utils, self._groups, kinds_of(kv_config, kv_cache_interface))
+        stream = EventStream(ZeroMqSockets(self._settings.events_endpoint))
+        announced = Announced(chunks_max=max(1, TOKENS_MAX // self._chunk_tokens))
+        return RouterEvents(stream, words, announced, chunk_tokens=self._chunk_tokens)
 
     def _stores_over(self) -> list[tuple[int, int]]:
         ends = _here.get((self._engine, self._epoch, self._settings.socket))
@@ -242,9 +261,9 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler.ended(told.reports, namespaces=told.namespaces, is_inert=told.is_inert)
 
     def take_events(self) -> Iterable[Any]:
-        """Collects lookup answers after each forward pass. Returns no events, because the server publishes them."""
+        """Collects lookup answers after each forward pass, and returns the events about the server's chunks."""
         self._scheduler.collect()
-        return ()
+        return self._scheduler.take_events()
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished_all_groups(request, (block_ids,))

@@ -8,6 +8,7 @@ by themselves and are reported, and then their blocks are unpinned.
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from kvclient.offload.ends import Report
 from kvclient.offload.guard import WHY, Guard, refusal
@@ -31,7 +32,7 @@ class GuardedScheduler:
         self._half = half
         self._groups = groups
         self._guard = Guard(
-            log, on_bug=half.pins.drop_untold, explain=lambda problem: lacking(problem, release) or refusal(problem)
+            log, on_bug=half.give_up, explain=lambda problem: lacking(problem, release) or refusal(problem)
         )
         self._promised: dict[str, int] = {}
         """Request -> its tokens in HBM, for requests that match() promised a retrieve."""
@@ -77,6 +78,9 @@ class GuardedScheduler:
 
     def collect(self) -> None:
         self._guard.run(self._half.collect)
+
+    def take_events(self) -> list[Any]:
+        return self._guard.run_always(self._half.take_events) or []
 
     def ended(self, reports: Sequence[Report], *, namespaces: Iterable[tuple[int, bytes]], is_inert: bool) -> None:
         """Take the workers' reports and namespaces, by rank. is_inert: a rank fails every job from now on."""

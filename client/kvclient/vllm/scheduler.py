@@ -23,6 +23,7 @@ from kvclient.offload.ends import Report
 from kvclient.offload.lookup_exchange import LookupExchange
 from kvclient.offload.values import Options, RetrieveOrder, StoreOrder
 from kvclient.values import RetrieveResult
+from kvclient.vllm.events import RouterEvents
 from kvclient.vllm.hbm import Holdings
 from kvclient.vllm.keys import Keyer, Request
 from kvclient.vllm.other_connectors import UncheckedLoads
@@ -77,16 +78,20 @@ class Scheduler:
         is_async: bool = False,
         step_wait_s: float = 0.0,
         stores_over: Callable[[], Iterable[tuple[int, int]]] = tuple,
+        events: RouterEvents | None = None,
     ) -> None:
         """is_async: the engine schedules a step before the previous one is over.
 
         step_wait_s: how long a step with other work may wait for lookup answers, for all its requests together.
 
         stores_over: (job, rank) of ended stores whose ranks run in this process, before they are reported.
+
+        events: what routers are told. None: nothing.
         """
+        self._events = events
         self._stores_over = stores_over
         self._offload = Offload(options)
-        self._exchange = LookupExchange(client, self._offload, log)
+        self._exchange = LookupExchange(client, self._offload, log, witness=events)
         self._holdings = Holdings(options.groups)
         self._chunk_tokens = options.chunk_tokens
         self._unchecked = UncheckedLoads(max(group.block_tokens for group in options.groups), is_async=is_async)
@@ -113,12 +118,16 @@ class Scheduler:
     def use_pool(self, pool: Pool) -> None:
         self.pins.use_pool(pool)
         self._holdings.use_pool(pool)
+        if self._events is not None:
+            self._events.use_pool(pool)
 
     def use_namespace(self, namespaces: set[bytes]) -> None:
         """Take the namespace that the ranks registered. Nothing is looked up or stored before this."""
         if len(namespaces) != 1:
             raise RequestError("namespace", f"the ranks say {len(namespaces)} namespaces; expected one")
         self._exchange.use_namespace(*namespaces)
+        if self._events is not None:
+            self._events.use_namespace(*namespaces)
 
     def learn(self, namespaces: Iterable[tuple[int, bytes]]) -> None:
         """Take the namespaces of single ranks, which may arrive in different steps. Used once all ranks have sent
@@ -242,6 +251,10 @@ class Scheduler:
         if len(self._exchange):
             self._exchange.listen()
 
+    def take_events(self) -> list[Any]:
+        """vLLM's events since the last call."""
+        return self._events.take() if self._events is not None else []
+
     def ended(self, reports: Iterable[Report]) -> None:
         """Take the ranks' reports of ended jobs."""
         for report in reports:
@@ -249,7 +262,9 @@ class Scheduler:
             if isinstance(report.result, RetrieveResult):
                 self._offload.retrieve_ended(report.job, report.rank, report.result, seconds=report.seconds)
             else:
-                self._offload.store_ended(report.job, report.rank, report.result, seconds=report.seconds)
+                ended = self._offload.store_ended(report.job, report.rank, report.result, seconds=report.seconds)
+                if self._events is not None and ended is not None and ended.chunks:
+                    self._events.stored(ended.order.keys[: ended.chunks * KEY_BYTES][-KEY_BYTES:])
         self._exchange.tidy()
 
     def take_counts(self) -> dict[str, int]:
@@ -263,11 +278,14 @@ class Scheduler:
 
     def busy(self) -> bool:
         """Whether an idle engine has to keep stepping so that job ends are delivered."""
-        return self._offload.busy() or len(self._exchange) > 0
+        is_untold = self._events is not None and self._events.pending
+        return self._offload.busy() or len(self._exchange) > 0 or is_untold
 
     def reset(self) -> None:
         """Forget all keys, because the engine's weights may have changed. Nothing stored before is found again."""
         self._keyer.reset()
+        if self._events is not None:
+            self._events.reset()
         for name, live in list(self._live.items()):
             self._leave_unnamed(name)
             self._offload.finish(name)
@@ -278,8 +296,16 @@ class Scheduler:
                 self.new(live.request)
         self._unpin()  # vLLM refuses to reset its cache while blocks are held, and tries again later
 
+    def give_up(self) -> None:
+        """After a bug, no rank gets another order, and nothing is fetched any more."""
+        self.pins.drop_untold()
+        if self._events is not None:
+            self._events.reset()
+
     def close(self) -> None:
         self._exchange.close()
+        if self._events is not None:
+            self._events.close()
 
     # ---------------------------------------------------------------- helpers
 
@@ -438,6 +464,8 @@ class Scheduler:
         return keys
 
     def _add_keys(self, live: _Live, keys: bytes) -> None:
+        if self._events is not None:
+            self._events.saw(live.request, first_chunk=live.chunks, parent=live.key, keys=keys)
         live.chunks += len(keys) // KEY_BYTES
         live.key = keys[-KEY_BYTES:] or live.key
 

@@ -21,6 +21,8 @@ class Settings(ConnectorSettings):
     store_timeout_ms: int = 30_000
     store_output: bool = True
     """Whether generated tokens are stored too, for the next turn of a conversation."""
+    events_endpoint: str = ""
+    """The server's events_endpoint, if vLLM's own KV events shall tell of the server's chunks too."""
     self_test: str = "auto"
     """Whether the layout is tested at registration. auto: if the release is newer than the table of releases."""
 

@@ -24,12 +24,13 @@ from typing import Literal, NamedTuple
 import kvserver
 from kvserver.cli.doctor import device
 from kvserver.config.config import Config
-from kvserver.config.paths import check_cache_directory, replay_endpoint
+from kvserver.config.paths import check_cache_directory
 from kvserver.errors import ConfigError, DeviceError
 from kvserver.private_files import directory_problem
 from kvserver.supervisor import disk_paths, numa
 from kvserver.supervisor.machine_memory import RESERVE_BYTES, read_memory
 from kvserver.units import show_bytes
+from kvserver.wire.kv_events import replay_endpoint
 
 ZEROMQ_MS = 2000
 MADV_POPULATE_WRITE = 23
