@@ -43,7 +43,7 @@ def _freed_by_the_first(pins: Any, job: int, rank: int) -> None:
         pins._free(job)
 
 
-def _never_ahead(doubts: Any, block_tokens: int, *, is_async: bool = False) -> None:
+def _never_ahead(doubts: Any, block_tokens: int, *, steps_ahead: int = 0) -> None:
     _init(doubts, block_tokens)
 
 

@@ -13,7 +13,7 @@ from unittest import mock
 from weakref import WeakValueDictionary
 
 import torch
-from vllm.config import KVTransferConfig, set_current_vllm_config
+from vllm.config import KVTransferConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
@@ -53,6 +53,8 @@ def stand_ins(clock: Clock, client_of: Callable[[int], object]) -> Iterator[None
             stack.enter_context(mock.patch.object(module, "time", clock))
         stack.enter_context(mock.patch.object(vllm.KvServerConnector, "_client", client))
         stack.enter_context(mock.patch.object(vllm, "_here", WeakValueDictionary()))
+        # As with Model Runner V2, which a CPU does not have. Older releases have no such property.
+        stack.enter_context(mock.patch.object(VllmConfig, "max_concurrent_batches", property(_batches), create=True))
         for name in ("NONE_HASH", "_NONE_HASH_SEED"):
             stack.enter_context(mock.patch.object(kv_cache_utils, name, None, create=True))
         kv_cache_utils.init_none_hash(HASH)
@@ -109,7 +111,12 @@ class Engine:
 def _worker(config: Any, kv_config: Any, rank: int) -> Any:
     """A worker whose KV is registered."""
     kind = MultiConnector if config.kv_transfer_config.kv_connector == "MultiConnector" else vllm.KvServerConnector
-    with mock.patch.object(vllm, "get_tensor_model_parallel_rank", return_value=rank):
+    stage, tensor_rank = divmod(rank, config.parallel_config.tensor_parallel_size)
+    with (
+        mock.patch.object(vllm, "get_tensor_model_parallel_rank", return_value=tensor_rank),
+        mock.patch.object(vllm, "get_pp_group", return_value=SimpleNamespace(rank_in_group=stage)),
+        mock.patch.object(vllm, "told_by_all", return_value=[]),
+    ):
         worker: Any = kind(config, KVConnectorRole.WORKER, kv_config)
     for half in _connectors(worker):
         if isinstance(half, Neighbour):
@@ -160,9 +167,15 @@ def _config(options: Options, model: Path) -> Any:
     scheduling.max_num_seqs = options.running_max
     scheduling.async_scheduling = options.is_async
     scheduling.policy = "priority" if options.has_priorities else "fcfs"
-    config.parallel_config.tensor_parallel_size = options.ranks
+    config.parallel_config.tensor_parallel_size = options.tensor_ranks
+    config.parallel_config.pipeline_parallel_size = options.stages
+    config.parallel_config.distributed_executor_backend = "mp"
     config.kv_transfer_config = _transfer_config(options)
     return config
+
+
+def _batches(config: Any) -> int:
+    return int(config.parallel_config.pipeline_parallel_size + config.scheduler_config.async_scheduling)
 
 
 def _transfer_config(options: Options) -> Any:

@@ -30,7 +30,7 @@ class Options:
     is_async: bool
     has_new_runner: bool
     """This runner receives a resumed request as if it were new."""
-    ranks: int
+    tensor_ranks: int
     groups: tuple[Kind, ...]
     chunk_tokens: int
     blocks: int
@@ -43,6 +43,17 @@ class Options:
     step_wait_us: int
     beside: str
     """Position of another connector: before ours, after it ("behind"), or none ("")."""
+    stages: int
+    """Pipeline stages, each with its own ranks."""
+
+    @property
+    def ranks(self) -> int:
+        return self.stages * self.tensor_ranks
+
+    @property
+    def batches(self) -> int:
+        """Steps in flight at once."""
+        return self.stages + self.is_async
 
 
 @dataclass(frozen=True)
@@ -76,7 +87,7 @@ def draw_options(rng: Random, *, beside: bool) -> Options:
     return Options(
         is_async=rng.random() < 0.6,
         has_new_runner=rng.random() < 0.5,
-        ranks=rng.choice((1, 1, 2)),
+        tensor_ranks=rng.choice((1, 1, 2)),
         groups=groups,
         chunk_tokens=BLOCK_TOKENS * rng.choice((1, 2, 3) if groups == (FULL,) else (1, 2)),
         blocks=rng.choice((24, 40, 90)),
@@ -88,6 +99,7 @@ def draw_options(rng: Random, *, beside: bool) -> Options:
         min_load_tokens=rng.choice((0, 0, 9)),
         step_wait_us=rng.choice((0, 500)),
         beside=rng.choice(places[:3] if beside else places),
+        stages=rng.choice((1, 1, 2, 3)),
     )
 
 
