@@ -119,6 +119,13 @@ def config(**more: Any) -> SimpleNamespace:
     [
         ({"pipeline_parallel_size": 2, "distributed_executor_backend": "ray"}, "pipeline_parallel_size=2.*ray"),
         ({"pipeline_parallel_size": 2, "distributed_executor_backend": "external_launcher"}, "external_launcher"),
+        (
+            {
+                "pipeline_parallel_size": 2,
+                "model_config": SimpleNamespace(runner_type="pooling", is_prefix_caching_supported=True),
+            },
+            "pooling model in pipeline stages",
+        ),
         ({"prefill_context_parallel_size": 2}, "prefill_context_parallel_size=2"),
         ({"nnodes_within_dp": 2}, "2 nodes"),
         ({"decode_context_parallel_size": 2, "speculative_config": SimpleNamespace(method="mtp")}, "draft model"),

@@ -95,7 +95,7 @@ def endpoint(case: Case, models: Path, server: Server) -> Iterator[Endpoint]:
         *("--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port), "--enforce-eager"),
         *flags_of({**USUAL, **case.options, **HASHES, "kv_transfer_config": transfer_config(server.path, {})}),
     ]
-    ranks = int(str(case.options.get("tensor_parallel_size", 1)))
+    ranks = case.ranks
     threads = {"VLLM_CPU_SIM_MULTI_NUMA": "1"} if ranks > 1 else {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     environment = {**os.environ, **ENVIRONMENT, **threads, "VLLM_SERVER_DEV_MODE": "1"}
     log_path = server.folder / "openai.log"

@@ -490,6 +490,8 @@ def _check_supported(config: Any, kv_config: Any) -> None:
             "--calculate-kv-scales: neither another engine nor this one restarted has these scales",
         )
     _check_ranks(parallel)
+    if model.runner_type == "pooling" and parallel.pipeline_parallel_size > 1:
+        raise RequestError("unsupported", "a pooling model in pipeline stages: vLLM loses all reports but the last's")
     if speculation is not None and speculation.method not in SPECULATION + DRAFTS:
         expected = SPECULATION + DRAFTS
         raise RequestError("unsupported", f"speculative decoding by {speculation.method!r}; expected {expected}")
