@@ -160,7 +160,7 @@ def _base(model: Path) -> Any:
 
 def _config(options: Options, model: Path) -> Any:
     config = copy.deepcopy(_base(model))
-    config.cache_config.block_size = BLOCK_TOKENS
+    config.cache_config.block_size = BLOCK_TOKENS // options.contexts
     config.cache_config.num_gpu_blocks = options.blocks
     scheduling = config.scheduler_config
     scheduling.max_num_batched_tokens = scheduling.max_num_scheduled_tokens = options.step_tokens
@@ -169,6 +169,7 @@ def _config(options: Options, model: Path) -> Any:
     scheduling.policy = "priority" if options.has_priorities else "fcfs"
     config.parallel_config.tensor_parallel_size = options.tensor_ranks
     config.parallel_config.pipeline_parallel_size = options.stages
+    config.parallel_config.decode_context_parallel_size = options.contexts
     config.parallel_config.distributed_executor_backend = "mp"
     config.kv_transfer_config = _transfer_config(options)
     return config
@@ -203,12 +204,19 @@ def _transfer_config(options: Options) -> Any:
 
 
 def _kv_config(options: Options) -> Any:
-    groups = [KVCacheGroupSpec([f"layer{index}"], _spec(kind)) for index, kind in enumerate(options.groups)]
+    groups = [
+        KVCacheGroupSpec([f"layer{index}"], _spec(kind, options.contexts)) for index, kind in enumerate(options.groups)
+    ]
     # Releases differ in whether this field exists.
     said = {"hash_block_size": BLOCK_TOKENS} if "hash_block_size" in KVCacheConfig.__dataclass_fields__ else {}
     return KVCacheConfig(num_blocks=options.blocks, kv_cache_tensors=[], kv_cache_groups=groups, **said)
 
 
-def _spec(kind: Kind) -> Any:
-    shape: dict[str, Any] = {"block_size": BLOCK_TOKENS, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+def _spec(kind: Kind, contexts: int) -> Any:
+    shape: dict[str, Any] = {
+        "block_size": BLOCK_TOKENS // contexts,
+        "num_kv_heads": 1,
+        "head_size": 1,
+        "dtype": torch.float32,
+    }
     return SlidingWindowSpec(**shape, sliding_window=kind.window) if kind.window else FullAttentionSpec(**shape)

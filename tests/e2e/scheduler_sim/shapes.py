@@ -1,12 +1,13 @@
 """Differences between seeds: the engine's shape and options, and the rates of faults."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import NamedTuple
 
 from .content import BLOCK_TOKENS
 
 WINDOW = 10
+CONTEXTS = 2
 
 
 class Kind(NamedTuple):
@@ -45,6 +46,8 @@ class Options:
     """Position of another connector: before ours, after it ("behind"), or none ("")."""
     stages: int
     """Pipeline stages, each with its own ranks."""
+    contexts: int = 1
+    """Ranks over which vLLM deals out the tokens of a block. Here each of them holds them all."""
 
     @property
     def ranks(self) -> int:
@@ -84,7 +87,7 @@ def draw_options(rng: Random, *, beside: bool) -> Options:
     """beside: another connector may fail, as in draw_day()."""
     groups = rng.choice(((FULL,), (FULL,), (FULL,), (FULL, SLIDING), (SLIDING,))) if not beside else (FULL,)
     places = ("before", "before", "behind", "") if groups == (FULL,) else ("",)
-    return Options(
+    options = Options(
         is_async=rng.random() < 0.6,
         has_new_runner=rng.random() < 0.5,
         tensor_ranks=rng.choice((1, 1, 2)),
@@ -101,6 +104,8 @@ def draw_options(rng: Random, *, beside: bool) -> Options:
         beside=rng.choice(places[:3] if beside else places),
         stages=rng.choice((1, 1, 2, 3)),
     )
+    may_deal_out = groups == (FULL,) and options.tensor_ranks == CONTEXTS
+    return replace(options, contexts=CONTEXTS) if may_deal_out and rng.random() < 0.5 else options
 
 
 def draw_day(rng: Random, options: Options, *, beside: bool) -> Day:
