@@ -83,7 +83,7 @@ BUGS = (
         f"{VLLM}/layout.py",
         r"shard=rank // writers,",
         r"shard=(ranks - 1 - rank) // writers,",
-        ("tests/unit/vllm",),
+        ("tests/unit/vllm/test_vllm_layout.py",),
     ),
     Bug(
         "P1",
@@ -91,7 +91,7 @@ BUGS = (
         f"{VLLM}/layout.py",
         r"shards=ranks // writers,",
         r"shards=1,",
-        ("tests/unit/vllm",),
+        ("tests/unit/vllm/test_vllm_layout.py",),
     ),
     Bug(
         "P1",
@@ -99,7 +99,7 @@ BUGS = (
         f"{VLLM}/namespace.py",
         r'"layers": layers if len\(stages\) > 1 else layers\[0\],',
         r'"layers": layers[0],',
-        ("tests/unit/vllm",),
+        ("tests/unit/vllm/test_vllm_stages.py",),
     ),
     Bug(
         "P1",
@@ -107,7 +107,7 @@ BUGS = (
         f"{VLLM}/namespace.py",
         r"\] if ranks > 1 else \[\]",
         r"] if False else []",
-        ("tests/unit/vllm",),
+        ("tests/unit/vllm/test_vllm_stages.py",),
     ),
     Bug(
         "P1",
@@ -115,7 +115,7 @@ BUGS = (
         f"{VLLM}/stages.py",
         r"math\.gcd\(",
         r"max(",
-        ("tests/unit/vllm",),
+        ("tests/unit/vllm/test_vllm_stages.py",),
     ),
     Bug(
         "P1",
@@ -123,7 +123,7 @@ BUGS = (
         f"{VLLM}/layout.py",
         r"group\.block_tokens \* \(contexts if _is_dealt_out\(described\) else 1\)",
         r"group.block_tokens",
-        ("tests/unit/vllm",),
+        ("tests/unit/vllm/test_vllm_layout.py",),
     ),
     Bug(
         "P1",
@@ -131,7 +131,7 @@ BUGS = (
         f"{VLLM}/other_connectors.py",
         r"max\(DOUBTFUL_STEPS, 1 \+ self\._steps_ahead\)",
         r"DOUBTFUL_STEPS",
-        ("tests/unit/vllm",),
+        ("tests/unit/vllm/test_vllm_doubts.py",),
     ),
     Bug(
         "P1",
@@ -147,7 +147,7 @@ BUGS = (
         f"{VLLM}/stages.py",
         r"gather\(str\(problem\) or repr\(problem\)\)",
         r"pass",
-        ("tests/unit/vllm",),
+        ("tests/unit/vllm/test_vllm_stages.py",),
     ),
     Bug("P2", "a server that is late is asked on", INQUIRIES, r"self\._shut_gate\(asked\.link, Overdue\(\)\)", r"pass"),
     Bug(
