@@ -30,12 +30,14 @@ def told_by_all(look: Callable[[], Stage], gather: Callable[[object], Sequence[A
     RequestError, on every stage, if one cannot be cached. So `look` is called inside: the others must not wait for a
     worker that has given up.
     """
+    mine: object = "it has failed, and its log says why"
     try:
-        mine: object = tuple(look())
-    except Exception as problem:
-        gather(str(problem) or repr(problem))
+        mine = tuple(look())
+    except RequestError as problem:
+        mine = str(problem)
         raise
-    told = gather(mine)
+    finally:
+        told = gather(mine)
     for number, one in enumerate(told):
         if isinstance(one, str):
             raise RequestError("layout", f"pipeline stage {number}: {one}")
