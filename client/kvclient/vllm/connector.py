@@ -325,6 +325,8 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
         config, stages = self._vllm_config, self._stages or [self._stage()]
         replicas = stages[0].replicas
         _check_draft_shards(config, replicas)
+        if layout.layers != (told := stages[self._rank // self._tensor_ranks].layers):
+            raise RequestError("layout", f"layers {layout.layers} are registered; expected {told}, as described")
         if len(stages) > 1 and layout.side_tensors:
             raise RequestError("unsupported", f"{layout.side_tensors[0]} beside the KV caches of pipeline stages")
         facts = facts_of(
