@@ -1,5 +1,6 @@
 """Kinds of models, with the shapes of their KV and how their engines are started."""
 
+import math
 from typing import NamedTuple
 
 from tests.e2e.engine import ONE_PROCESS
@@ -20,6 +21,11 @@ class Case(NamedTuple):
     log-probability; short convolutions: by 1.2). Then an answer from the server is compared with an earlier answer
     from the server, and with one generated in one go.
     """
+
+    @property
+    def ranks(self) -> int:
+        """Worker processes, each with a cache of its own."""
+        return math.prod(int(str(self.options.get(f"{kind}_parallel_size", 1))) for kind in ("tensor", "pipeline"))
 
 
 LLAMA_BYTES = 4 * 2 * 2 * 64 * 4
@@ -70,6 +76,8 @@ CASES = {
     ),
     "tp2": Case("llama", {"block_size": 32, "tensor_parallel_size": 2}, LLAMA_BYTES),
     "tp2-mla": Case("mla", {**LATENT, **HASHES, "tensor_parallel_size": 2}, LATENT_BYTES, agrees_with_itself=False),
+    "pp2": Case("llama", {"block_size": 32, "pipeline_parallel_size": 2}, LLAMA_BYTES),
+    "pp2-gemma3": Case("gemma3", {"block_size": 32, "pipeline_parallel_size": 2}, 0, chunk_tokens=128),
     # The last case, because chunks it stores in the shared server do not go to disk.
     "mistral": Case("mistral", {"block_size": 32, **ONE_PROCESS}, 0, chunk_tokens=128),
 }

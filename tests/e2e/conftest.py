@@ -17,7 +17,7 @@ from tests.process.harness import Server
 if importlib.util.find_spec("vllm") is None:
     collect_ignore_glob = ["test_*.py"]
 
-MODELS = ("llama", "gemma3", "mistral", "mla", "lfm2", "qwen3-next")
+MODELS = ("llama", "experts", "gemma3", "mistral", "mla", "lfm2", "qwen3-next")
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ remote.py is that process. An engine takes both cores for half a minute to start
 """
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -92,7 +93,7 @@ class Engine:
         )
         # Without NUMA nodes, let vLLM simulate one per rank. Otherwise its thread count depends on whether there is
         # a connector, which changes the last digits.
-        ranks = int(str(options.get("tensor_parallel_size", 1)))
+        ranks = math.prod(int(str(options.get(f"{kind}_parallel_size", 1))) for kind in ("tensor", "pipeline"))
         threads = {"VLLM_CPU_SIM_MULTI_NUMA": "1"} if ranks > 1 else {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         processes = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if options.items() >= ONE_PROCESS.items() else {}
         folder = Path(os.environ.get("KVSERVER_E2E_LOGS", socket.parent.parent))

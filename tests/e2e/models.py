@@ -45,6 +45,21 @@ def mistral() -> Any:
     return transformers.MistralForCausalLM(config)
 
 
+def experts() -> Any:
+    """A mixture of experts, whose attention is as llama's."""
+    config = transformers.MixtralConfig(
+        intermediate_size=128,
+        num_hidden_layers=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        sliding_window=None,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        **COMMON,
+    )
+    return transformers.MixtralForCausalLM(config)
+
+
 def gemma3() -> Any:
     """Three groups: two sliding, one with full attention."""
     config = transformers.Gemma3TextConfig(
@@ -163,6 +178,7 @@ def llama_long() -> Any:
 
 MODELS: dict[str, Callable[[], Any]] = {
     "llama": llama,
+    "experts": experts,
     "gemma3": gemma3,
     "mistral": mistral,
     "mla": mla,

@@ -106,7 +106,7 @@ def config(**more: Any) -> SimpleNamespace:
         "decode_context_parallel_size": 1,
         "prefill_context_parallel_size": 1,
     }
-    parallel |= {"tensor_parallel_size": 1, "distributed_executor_backend": "mp"}
+    parallel |= {"tensor_parallel_size": 1, "distributed_executor_backend": "mp", "nnodes_within_dp": 1}
     parallel |= {name: more.pop(name) for name in list(more) if name in parallel}
     model = SimpleNamespace(runner_type="generate", is_prefix_caching_supported=True)
     engine = {"model_config": model, "parallel_config": SimpleNamespace(**parallel), "speculative_config": None}
@@ -118,8 +118,18 @@ def config(**more: Any) -> SimpleNamespace:
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
-        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2"),
-        ({"decode_context_parallel_size": 2}, "decode_context_parallel_size=2"),
+        ({"pipeline_parallel_size": 2, "distributed_executor_backend": "ray"}, "pipeline_parallel_size=2.*ray"),
+        ({"pipeline_parallel_size": 2, "distributed_executor_backend": "external_launcher"}, "external_launcher"),
+        (
+            {
+                "pipeline_parallel_size": 2,
+                "model_config": SimpleNamespace(runner_type="pooling", is_prefix_caching_supported=True),
+            },
+            "pooling model in pipeline stages",
+        ),
+        ({"prefill_context_parallel_size": 2}, "prefill_context_parallel_size=2"),
+        ({"nnodes_within_dp": 2}, "2 nodes"),
+        ({"decode_context_parallel_size": 2, "speculative_config": SimpleNamespace(method="mtp")}, "draft model"),
         ({"distributed_executor_backend": "external_launcher", "tensor_parallel_size": 2}, "external_launcher"),
         ({"speculative_config": SimpleNamespace(method="dflash")}, "dflash"),
         ({"model_config": SimpleNamespace(runner_type="pooling", is_prefix_caching_supported=False)}, "pools over all"),
@@ -134,6 +144,30 @@ def test_what_is_not_supported_is_refused_at_the_start(module: Any, wrong: dict[
         module._check_supported(config(speculative_config=SimpleNamespace(method=method)), groups)
     with pytest.raises(module.RequestError, match=named):
         module._check_supported(config(**wrong), groups)
+
+
+def test_stages_need_a_release_that_knows_of_them(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=FULL)])
+    module._check_supported(config(pipeline_parallel_size=2), groups)
+    monkeypatch.setattr(module.versions, "knows_stages", lambda _: False)
+    module._check_supported(config(), groups)
+    with pytest.raises(module.RequestError, match="pipeline_parallel_size"):
+        module._check_supported(config(pipeline_parallel_size=2), groups)
+
+
+def test_a_step_that_vllm_did_not_end_is_ended_by_the_next(module: Any) -> None:
+    """Beside speculation vLLM calls wait_for_save() on the last pipeline stage only."""
+    connector, calls = object.__new__(module.KvServerConnector), []
+    connector._is_bound, connector._steps, connector._is_described = False, 4, True
+    connector._worker = SimpleNamespace(
+        begin=lambda retrieves, stores: calls.append(f"begin {stores}"), computed=lambda: calls.append("computed")
+    )
+    for number in (1, 2):
+        connector.bind_connector_metadata(module.Step(stores=(number,)))
+    connector.wait_for_save()
+    assert calls == ["begin (1,)", "computed", "begin (2,)", "computed"]
+    connector.bind_connector_metadata(module.Step(stores=(3,)))
+    assert calls[4:] == ["begin (3,)"]
 
 
 def test_models_with_windows_only_are_refused_if_vllm_learns_of_failed_loads_by_block(

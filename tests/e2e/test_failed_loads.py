@@ -1,7 +1,7 @@
-"""Failed loads of models with several groups of layers, and on two ranks.
+"""Failed loads of models with several groups of layers, on two ranks, and on two pipeline stages.
 
-vLLM is told of these failures by request, not by block; with two ranks each rank reports for itself. test_faults.py
-covers one group and one rank.
+vLLM is told of these failures by request, not by block. With two ranks or stages each reports for itself.
+test_faults.py covers one group and one rank.
 """
 
 from collections.abc import Iterator
@@ -30,6 +30,8 @@ class Case(NamedTuple):
 CASES = {
     "windows alone": Case("mistral", {"block_size": 32, **ONE_PROCESS}),
     "windows-tp2": Case("gemma3", {"block_size": 32, "tensor_parallel_size": 2}),
+    "windows-pp2": Case("gemma3", {"block_size": 32, "pipeline_parallel_size": 2}),
+    "pp2": Case("llama", {"block_size": 32, "pipeline_parallel_size": 2}),
     "states": Case("lfm2", {"block_size": 32, "prefix_cache_retention_interval": 256}),
 }
 

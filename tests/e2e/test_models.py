@@ -21,7 +21,7 @@ from tests.process.harness import Server, until
 TOKENS = 12
 
 
-LONG = ("tp2-mla", "qwen3-next", "lfm2", "mistral")
+LONG = ("tp2-mla", "pp2-gemma3", "qwen3-next", "lfm2", "mistral")
 """Only in `make e2e-all`."""
 
 
@@ -75,7 +75,7 @@ PROMPTS = ((1, 1300), (2, 517), (3, 300))
 
 
 def test_every_rank_has_registered(engine: Engine, case: Case, server: Server) -> None:
-    until("the caches to be registered", lambda: server.status().caches == case.options.get("tensor_parallel_size", 1))
+    until("the caches to be registered", lambda: server.status().caches == case.ranks)
 
 
 def test_every_rank_has_tested_its_layout(engine: Engine, case: Case) -> None:
@@ -207,7 +207,7 @@ def restart(server: Server, case: Case, **settings: object) -> None:
     server.settings |= settings
     server.start()
     until("the disk", lambda: server.status().disk_state == "ready")
-    until("the caches to be registered", lambda: server.status().caches == case.options.get("tensor_parallel_size", 1))
+    until("the caches to be registered", lambda: server.status().caches == case.ranks)
 
 
 def test_without_digests_changed_bytes_change_the_output(
@@ -258,7 +258,7 @@ def test_another_engine_finds_what_the_first_stored(
     until("the engine's sessions to end", lambda: server.status().caches == 0)
     environment = {} if case.options.items() >= HASHES.items() else {"PYTHONHASHSEED": "7"}
     with Engine(models / case.model, server.path, environment=environment, **case.options) as other:
-        until("it to be registered", lambda: server.status().caches == case.options.get("tensor_parallel_size", 1))
+        until("it to be registered", lambda: server.status().caches == case.ranks)
         for (seed, tokens), wanted in reversed(list(zip(PROMPTS, computed, strict=True))):
             found = other.generate([prompt(seed, tokens)], tokens=TOKENS)[0]
             assert found.cached_tokens == whole_chunks(tokens, case.chunk_tokens)
@@ -269,7 +269,7 @@ def test_an_engine_without_a_connector_says_the_same(
     case: Case, models: Path, engine: Engine, first: list[Answer], server: Server
 ) -> None:
     engine.close()
-    processes = {} if "tensor_parallel_size" in case.options else ONE_PROCESS
+    processes = {} if case.ranks > 1 else ONE_PROCESS
     options = {**processes, **case.options, "kv_transfer_config": None}
     with Engine(models / case.model, server.path, **options) as plain:
         for (seed, tokens), wanted in zip(PROMPTS, first, strict=True):

@@ -3,15 +3,6 @@
 Chunks are named by vLLM's block hashes.
 """
 
-import json
-import os
-import re
-import signal
-import socket
-import subprocess
-import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,63 +11,13 @@ import pytest
 
 from tests.e2e.cases import CASES, HASHES, Case
 from tests.e2e.checks import CLOSE, prompt, settled, skip_what_does_not_run, whole_chunks
-from tests.e2e.engine import ENVIRONMENT, transfer_config
+from tests.e2e.endpoint import Endpoint, serving
+from tests.e2e.engine import transfer_config
 from tests.process.harness import Server, until
 
 pytestmark = pytest.mark.long
 
-START_S = 150.0
 LENGTHS = (300, 520, 777, 1300)
-USUAL: dict[str, object] = {
-    "max_model_len": 2048,
-    "max_num_seqs": 4,
-    "dtype": "float32",
-    "block_size": 32,
-    "kv_cache_memory_bytes": 64 << 20,
-}
-
-
-class Endpoint:
-    """The vLLM server's HTTP API."""
-
-    def __init__(self, port: int, process: "subprocess.Popen[bytes]", log: Path) -> None:
-        self._base = f"http://127.0.0.1:{port}"
-        self._process = process
-        self._log = log
-
-    def is_up(self) -> bool:
-        assert self._process.poll() is None, self._log.read_text(errors="replace")[-6000:]
-        try:
-            return bool(self._get("/health") == "")
-        except (urllib.error.URLError, OSError):
-            return False
-
-    def complete(self, tokens: list[int]) -> tuple[list[str], list[float]]:
-        """Tokens and their log-probabilities."""
-        greedily = {"max_tokens": 12, "temperature": 0, "ignore_eos": True, "logprobs": 0}
-        body = {"model": "tiny", "prompt": tokens, **greedily}
-        found = json.loads(self._post("/v1/completions", body))["choices"][0]["logprobs"]
-        return found["tokens"], found["token_logprobs"]
-
-    def evict(self) -> bool:
-        self._post("/reset_prefix_cache", {})
-        return True
-
-    def metric(self, name: str) -> float:
-        """The metric's sum over its labels."""
-        found = re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", self._get("/metrics"), re.MULTILINE)
-        return sum(map(float, found))
-
-    def _get(self, path: str) -> str:
-        with urllib.request.urlopen(self._base + path, timeout=60) as answer:
-            return str(answer.read().decode())
-
-    def _post(self, path: str, body: object) -> str:
-        request = urllib.request.Request(
-            self._base + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return str(answer.read().decode())
 
 
 @pytest.fixture(scope="module", params=list(CASES))
@@ -87,37 +28,11 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 @pytest.fixture(scope="module")
 def endpoint(case: Case, models: Path, server: Server) -> Iterator[Endpoint]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [
-        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(models / case.model)),
-        *("--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port), "--enforce-eager"),
-        *flags_of({**USUAL, **case.options, **HASHES, "kv_transfer_config": transfer_config(server.path, {})}),
-    ]
-    ranks = int(str(case.options.get("tensor_parallel_size", 1)))
-    threads = {"VLLM_CPU_SIM_MULTI_NUMA": "1"} if ranks > 1 else {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    environment = {**os.environ, **ENVIRONMENT, **threads, "VLLM_SERVER_DEV_MODE": "1"}
-    log_path = server.folder / "openai.log"
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
-        )
-    try:
-        running = Endpoint(port, process, log_path)
-        until("the OpenAI server to be up", running.is_up, START_S)
-        until("its caches to be registered", lambda: server.status().caches == ranks)
+    options: dict[str, object] = {**case.options, **HASHES, "kv_transfer_config": transfer_config(server.path, {})}
+    with serving(models / case.model, options, workers=case.ranks, log=server.folder / "openai.log") as running:
+        until("its caches to be registered", lambda: server.status().caches == case.ranks)
         yield running
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait(30)
     until("its sessions to end", lambda: server.status().caches == 0)
-
-
-def flags_of(options: dict[str, object]) -> Iterator[str]:
-    for name, value in options.items():
-        yield f"--{name.replace('_', '-')}"
-        yield value if isinstance(value, str) else json.dumps(value)
 
 
 def test_the_same_tokens_for_many_at_once(endpoint: Endpoint, case: Case, server: Server) -> None:

@@ -1,4 +1,4 @@
-"""One of two ranks is killed: vLLM ends the engine, and the server frees what both ranks held.
+"""One of two ranks or pipeline stages is killed: vLLM ends the engine, and the server frees what both ranks held.
 
 A new engine then finds the stored chunks, with the same tokens. The mover is stopped when the rank is killed, so the
 job is in flight, on this rank and on the other.
@@ -35,8 +35,8 @@ ENDS_S = 60.0
 Running = Callable[[], Engine]
 
 
-@pytest.fixture(scope="module")
-def running(models: Path, server: Server) -> Iterator[Running]:
+@pytest.fixture(scope="module", params=["tensor_parallel_size", "pipeline_parallel_size"])
+def running(request: pytest.FixtureRequest, models: Path, server: Server) -> Iterator[Running]:
     """Returns the live engine, or starts another."""
     engines: list[Engine] = []
 
@@ -44,7 +44,7 @@ def running(models: Path, server: Server) -> Iterator[Running]:
         if engines and not ranks_of(engines[-1]):
             engines.pop().close()
         if not engines:
-            engines.append(Engine(models / "llama", server.path, block_size=32, tensor_parallel_size=RANKS))
+            engines.append(Engine(models / "llama", server.path, block_size=32, **{request.param: RANKS}))
             engines[-1].wait_started()
             until("both ranks to be registered", lambda: server.status().caches == RANKS)
         return engines[-1]
@@ -82,10 +82,10 @@ def is_rid_of_all(server: Server) -> bool:
 
 
 def test_a_rank_that_is_killed_within_a_load_leaves_nothing_behind(running: Running, server: Server) -> None:
-    engine = running()
+    engine, before = running(), server.status().chunks
     wanted = engine.generate([prompt(1, LENGTH)], tokens=TOKENS)[0]
     assert wanted.cached_tokens == 0
-    until("the prompt to be stored", lambda: server.status().chunks == LENGTH // 256 and settled(server))
+    until("the prompt to be stored", lambda: server.status().chunks == before + LENGTH // 256 and settled(server))
     engine.evict()
     stop(server.mover_pid())
     engine.begin([prompt(1, LENGTH)], tokens=TOKENS)

@@ -8,6 +8,7 @@ from kvclient.offload.values import Group
 from kvclient.vllm.namespace import (
     facts_of,
 )
+from kvclient.vllm.stages import Stage
 
 SETTINGS: dict[str, object] = {"hidden_size": 48, "rope_parameters": {"rope_type": "llama3", "rope_theta": 10000.0}}
 
@@ -26,21 +27,24 @@ def namespace(*, settings: dict[str, object] = SETTINGS, **more: Any) -> bytes:
             cache_dtype=more.pop("cache_dtype", "auto"), kv_cache_dtype_skip_layers=more.pop("skipped", [])
         ),
         attention_config=SimpleNamespace(**more.pop("attention", {})),
-        parallel_config=SimpleNamespace(tensor_parallel_size=more.pop("ranks", 1)),
+        parallel_config=SimpleNamespace(
+            tensor_parallel_size=more.pop("ranks", 1),
+            decode_context_parallel_size=more.pop("contexts", 1),
+            cp_kv_cache_interleave_size=more.pop("interleave", 1),
+        ),
     )
+    stage: dict[str, Any] = {"layers": [["a", "b"]], "backends": ["F", "F"], "states": [], "replicas": 1}
+    stage |= {name: more.pop(name) for name in list(more) if name in stage}
     told: dict[str, Any] = {
         "model_id": "m",
         "weights_epoch": 0,
         "tenant": "",
         "groups": [Group(16)],
-        "layers": [["a", "b"]],
-        "states": [],
+        "stages": [Stage(**stage)],
         "chunk_tokens": 256,
-        "replicas": 1,
         "drafts": [],
         "version": "0.32.0",
         "device": "d",
-        "backends": ["F", "F"],
         "layout": "LBHNC",
         "beside": [],
         "environment": {},

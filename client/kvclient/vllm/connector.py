@@ -35,7 +35,15 @@ from kvclient.vllm import releases, versions
 from kvclient.vllm.events import TOKENS_MAX, RouterEvents, Words, kinds_of
 from kvclient.vllm.guard import GuardedScheduler
 from kvclient.vllm.keys import Keyer, adapter_settings, names_media
-from kvclient.vllm.layout import Layout, block_tensors, group_specs, groups_of, layout_of, states_of
+from kvclient.vllm.layout import (
+    Layout,
+    block_tensors,
+    group_specs,
+    groups_of,
+    layout_of,
+    ordered_layers,
+    states_of,
+)
 from kvclient.vllm.memory import SharedZeros
 from kvclient.vllm.namespace import (
     backend_called,
@@ -50,6 +58,7 @@ from kvclient.vllm.scheduler import Scheduled, Scheduler
 from kvclient.vllm.self_test import BlockTensor, self_test
 from kvclient.vllm.settings import parse
 from kvclient.vllm.side_tensors import SideTensor, SideTensors
+from kvclient.vllm.stages import Stage, told_by_all
 from kvserver.errors import RequestError
 
 with versions.reading(vllm.__version__):
@@ -66,7 +75,7 @@ with versions.reading(vllm.__version__):
         KVConnectorWorkerMetadata,
         SupportsHMA,
     )
-    from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+    from vllm.distributed.parallel_state import get_pp_group, get_tensor_model_parallel_rank
     from vllm.platforms import current_platform
     from vllm.v1 import kv_cache_interface
     from vllm.v1.core import kv_cache_utils
@@ -132,12 +141,19 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
         self._is_listed = releases.check_release(vllm.__version__)
         transfer = vllm_config.kv_transfer_config
         self._settings = parse(transfer.kv_connector_extra_config)
+        parallel = vllm_config.parallel_config
+        self._contexts = getattr(parallel, "decode_context_parallel_size", 1)
+        self._tensor_ranks, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
+        self._ranks = stages * self._tensor_ranks
         with versions.understanding(vllm.__version__, "the description of the KV cache"):
-            _check_supported(vllm_config, kv_cache_config)
-            self._groups = groups_of(kv_cache_config)
+            if role == KVConnectorRole.SCHEDULER or stages == 1:
+                _check_supported(vllm_config, kv_cache_config)
+                self._stages: list[Stage] = []
+            else:  # before anything else that may fail on one stage alone
+                self._stages = told_by_all(self._checked_stage, _gathered)
+            self._groups = groups_of(kv_cache_config, contexts=self._contexts)
         self._chunk_tokens = chosen_chunk_tokens(self._groups, self._settings.chunk_tokens)
         self._engine, self._epoch = _engine(vllm_config)
-        self._ranks = vllm_config.parallel_config.tensor_parallel_size
         if role == KVConnectorRole.SCHEDULER:
             if not self._is_listed:
                 log.warning(UNLISTED, vllm.__version__, releases.newest())
@@ -154,10 +170,11 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             self._zeros = self._shared_zeros() if current_platform.is_cpu() else None
             self._side_tensors = SideTensors(vllm_config.compilation_config.static_forward_context)
             self._kv_caches: dict[str, Any] = {}
-            self._is_described = self._is_asleep = False
+            self._is_described = self._is_asleep = self._is_bound = False
             self._steps = 0
             self._ended = Ended([], set(), set(), set(), {})
-            self._rank = get_tensor_model_parallel_rank()
+            stage = get_pp_group().rank_in_group if stages > 1 else 0
+            self._rank = stage * self._tensor_ranks + get_tensor_model_parallel_rank()
             self._event = _no_event if current_platform.is_cpu() else _recorded_event
             worker = Worker(self._client(rank=self._rank), rank=self._rank, event=self._event, log=log)
             self._worker = GuardedWorker(worker, log)
@@ -202,7 +219,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             self._client(rank=-1),
             options,
             keyer,
-            is_async=bool(config.scheduler_config.async_scheduling),
+            steps_ahead=versions.steps_ahead(config),
             store_output=self._settings.store_output,
             step_wait_s=self._settings.step_wait_us / 1e6,
             stores_over=self._stores_over,
@@ -234,6 +251,9 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
         told = {item.namespace for item in metadata.values() if isinstance(item, Handshake)}
         if told and b"" not in told:  # otherwise the ranks send their namespaces in their reports
             self._scheduler.use_namespace(told)
+
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
+        self.set_xfer_handshake_metadata(dict(enumerate(metadata.values())))
 
     def on_new_request(self, request: Any) -> None:
         self._scheduler.new(request)
@@ -348,7 +368,8 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
         """
         if self._is_asleep:
             return
-        blocks, block_tokens = self._kv_cache_config.num_blocks, [group.block_tokens for group in self._groups]
+        blocks = self._kv_cache_config.num_blocks
+        block_tokens = [group.block_tokens for group in groups_of(self._kv_cache_config)]
         known = self._side_tensors.known(self._kv_caches, blocks=blocks, block_tokens=block_tokens)
         awaited = self._side_tensors.awaited()
         if awaited and self._steps == 0:
@@ -360,23 +381,24 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             self._side_tensors.described(known)
 
     def _describe(self, layout: Layout, known: dict[str, SideTensor]) -> None:
-        config = self._vllm_config
-        replicas = versions.replicas_of(self._kv_cache_config, ranks=self._ranks, heads=_kv_heads(config.model_config))
+        config, stages = self._vllm_config, self._stages or [self._stage()]
+        replicas = stages[0].replicas
         _check_draft_shards(config, replicas)
+        if layout.layers != (told := stages[self._rank // self._tensor_ranks].layers):
+            raise RequestError("layout", f"layers {layout.layers} are registered; expected {told}, as described")
+        if len(stages) > 1 and layout.side_tensors:
+            raise RequestError("unsupported", f"{layout.side_tensors[0]} beside the KV caches of pipeline stages")
         facts = facts_of(
             config,
             model_id=self._settings.model_id,
             weights_epoch=self._settings.weights_epoch,
             tenant=self._settings.tenant,
             groups=self._groups,
-            layers=layout.layers,
-            states=states_of(self._kv_cache_config),
+            stages=stages,
             chunk_tokens=self._chunk_tokens,
-            replicas=replicas,
             drafts=_drafts(config),
             version=vllm.__version__,
             device=cpu_kind() if current_platform.is_cpu() else current_platform.get_device_name(),
-            backends=_backends(config, layout),
             layout=versions.page_orders(self._kv_cache_config, layout.orders, os.environ),
             beside=layout.side_tensors,
             environment=environment_that_counts(os.environ, envs),
@@ -420,6 +442,22 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             why = self_test(client, spec, tensors, event=self._event)
         log.info("self-test of the layout rank=%d %s", self._rank, f"skipped: {why}" if why else "passed")
 
+    def _stage(self) -> Stage:
+        """What this worker holds of the model."""
+        config, kv_config = self._vllm_config, self._kv_cache_config
+        layers = ordered_layers(kv_config)
+        replicas = versions.replicas_of(
+            kv_config,
+            ranks=self._tensor_ranks,
+            heads=_kv_heads(config.model_config),
+            contexts=self._contexts,
+        )
+        return Stage(layers, _backends(config, layers), states_of(kv_config), replicas)
+
+    def _checked_stage(self) -> Stage:
+        _check_supported(self._vllm_config, self._kv_cache_config)
+        return self._stage()
+
     def _buffers(self, layout: Layout) -> list[HostBuffer | DeviceBuffer]:
         if not current_platform.is_cpu():
             return [DeviceBuffer(*found) for found in layout.allocations]
@@ -439,7 +477,10 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
         return Handshake(self._worker.namespace) if self._is_described and get_kv_transfer_group() is self else None
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
+        if self._is_bound:  # beside speculation vLLM ends a step on the last pipeline stage only
+            self.wait_for_save()
         super().bind_connector_metadata(connector_metadata)
+        self._is_bound = True
         self._worker.begin(connector_metadata.retrieves, connector_metadata.stores)
 
     def start_load_kv(self, forward_context: Any, **_: Any) -> None:
@@ -454,6 +495,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
     def wait_for_save(self) -> None:
         """Begins the stores and does not wait for them, because their blocks are pinned."""
         self._steps += 1
+        self._is_bound = False
         if self._steps & (self._steps - 1) == 0 or not self._is_described:
             self._worker.attempt(self._describe_or_look)
         self._worker.computed()
@@ -518,11 +560,9 @@ def _check_supported(config: Any, kv_config: Any) -> None:
             "unsupported",
             "--calculate-kv-scales: neither another engine nor this one restarted has these scales",
         )
-    for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"):
-        if getattr(parallel, name, 1) > 1:
-            raise RequestError("unsupported", f"{name}={getattr(parallel, name)} is not supported yet; expected 1")
-    if parallel.distributed_executor_backend == "external_launcher" and parallel.tensor_parallel_size > 1:
-        raise RequestError("unsupported", "external_launcher: a rank's scheduler gets only that rank's reports")
+    _check_ranks(parallel)
+    if model.runner_type == "pooling" and parallel.pipeline_parallel_size > 1:
+        raise RequestError("unsupported", "a pooling model in pipeline stages: vLLM loses all reports but the last's")
     if speculation is not None and speculation.method not in SPECULATION + DRAFTS:
         expected = SPECULATION + DRAFTS
         raise RequestError("unsupported", f"speculative decoding by {speculation.method!r}; expected {expected}")
@@ -535,7 +575,36 @@ def _check_supported(config: Any, kv_config: Any) -> None:
         raise RequestError("unsupported", "this release of vLLM may have blocks saved before a draft model computes")
     if not (_fails_by_block(groups_of(kv_config)) or versions.reports_failed_requests(KVConnectorBase_V1)):
         raise RequestError("unsupported", "this release of vLLM cannot be told of failed loads of windows and states")
+    if has_drafts and getattr(parallel, "decode_context_parallel_size", 1) > 1:
+        raise RequestError("unsupported", "a draft model beside decode_context_parallel_size; not supported yet")
     _device_kind()
+
+
+def _check_ranks(parallel: Any) -> None:
+    """Raise RequestError if the workers of this engine cannot all be reached, or hold KV in an unknown way."""
+    executor, stages = parallel.distributed_executor_backend, parallel.pipeline_parallel_size
+    if (size := getattr(parallel, "prefill_context_parallel_size", 1)) > 1:
+        raise RequestError("unsupported", f"prefill_context_parallel_size={size} is not supported yet; expected 1")
+    if executor == "external_launcher" and parallel.tensor_parallel_size * stages > 1:
+        raise RequestError("unsupported", "external_launcher: a rank's scheduler gets only that rank's reports")
+    if stages > 1 and executor != "mp":
+        raise RequestError(
+            "unsupported",
+            f"pipeline_parallel_size={stages} with distributed_executor_backend={executor!r}; expected 'mp', which "
+            "passes on the reports of all stages",
+        )
+    if stages > 1 and not versions.knows_stages(KVConnectorBase_V1):
+        raise RequestError("unsupported", "pipeline_parallel_size: this release of vLLM takes one stage's handshake")
+    if (nodes := getattr(parallel, "nnodes_within_dp", 1)) > 1:
+        raise RequestError("unsupported", f"an engine on {nodes} nodes: a server sees only the ranks of its own node")
+
+
+def _gathered(mine: object) -> list[Any]:
+    """The values of all pipeline stages, from the workers of this tensor rank."""
+    stages = get_pp_group()
+    told: list[Any] = [None] * stages.world_size
+    torch.distributed.all_gather_object(told, mine, group=stages.cpu_group)
+    return told
 
 
 def _fails_by_block(groups: Sequence[Group]) -> bool:
@@ -611,11 +680,10 @@ def _kv_heads(model: Any) -> int:
     return 0 if model.use_mla else int(model.get_total_num_kv_heads())
 
 
-def _backends(config: Any, layout: Layout) -> list[str]:
-    """Names of the layers' attention backends. Each backend has its own page layout."""
-    layers = config.compilation_config.static_forward_context
-    named = (layers.get(name) for names in layout.layers for name in names)
-    found = (getattr(layer, "attn_backend", None) for layer in named)
+def _backends(config: Any, layers: Sequence[Sequence[str]]) -> list[str]:
+    """Names of the layers' attention backends."""
+    contexts = config.compilation_config.static_forward_context
+    found = (getattr(contexts.get(name), "attn_backend", None) for names in layers for name in names)
     return [backend_called(backend) if backend is not None else "" for backend in found]
 
 

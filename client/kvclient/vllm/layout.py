@@ -45,11 +45,30 @@ class Layout(NamedTuple):
 # ---------------------------------------------------------------- groups
 
 
-def groups_of(config: Any) -> list[Group]:
-    """The groups of a KVCacheConfig. RequestError if one cannot be cached."""
+def groups_of(config: Any, *, contexts: int = 1) -> list[Group]:
+    """The groups of a KVCacheConfig. RequestError if one cannot be cached.
+
+    contexts: ranks over which vLLM deals out the tokens of a block (decode context parallel). Its scheduler counts in
+    blocks of as many times the tokens that one rank's block holds.
+    """
     if not config.kv_cache_groups:
         raise RequestError("layout", "the model has no KV cache")
-    return [_group(number, group) for number, group in enumerate(config.kv_cache_groups)]
+    groups = [_group(number, group) for number, group in enumerate(config.kv_cache_groups)]
+    if contexts == 1:
+        return groups
+    if (kinds := {group.kind for group in groups}) != {"full"}:
+        raise RequestError(
+            "unsupported", f"decode context parallel with groups of kinds {sorted(kinds)}; expected full alone"
+        )
+    return [
+        group._replace(block_tokens=group.block_tokens * (contexts if _is_dealt_out(described) else 1))
+        for group, described in zip(groups, config.kv_cache_groups, strict=True)
+    ]
+
+
+def _is_dealt_out(group: Any) -> bool:
+    """Whether each rank of a context holds other tokens of the group's blocks. Older releases do so for every group."""
+    return any(getattr(spec, "dcp_sharded", True) for spec in layer_specs(group))
 
 
 def _group(number: int, group: Any) -> Group:
@@ -169,10 +188,20 @@ def _identity(part: Tensor) -> tuple[object, ...]:
     return part.data_ptr(), tuple(part.shape), tuple(part.stride())
 
 
+def ordered_layers(config: Any) -> list[list[str]]:
+    """The layers of layout_of(), known before there is memory."""
+    described = [name for tensor in config.kv_cache_tensors for name in layers_of(tensor)]
+    return [
+        list(dict.fromkeys(name for name in described if name in group.layer_names)) for group in config.kv_cache_groups
+    ]
+
+
 def group_specs(
     groups: Sequence[Group], layout: Layout, *, blocks: int, ranks: int, rank: int, replicas: int
 ) -> list[GroupSpec]:
     """The groups as registered by one rank.
+
+    ranks, rank: in all pipeline stages, numbered stage by stage.
 
     replicas: consecutive ranks that hold the same KV. States are not shared: each rank has its own.
     """

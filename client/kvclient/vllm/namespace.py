@@ -12,6 +12,7 @@ from typing import Any
 
 from kvclient.identity.model_files import code_digest, is_tuned_by_length, label_of, settings_text, tokens_that_count
 from kvclient.offload.values import Group
+from kvclient.vllm.stages import Stage
 from kvserver.errors import RequestError
 
 FACTS = 1
@@ -69,14 +70,11 @@ def facts_of(
     weights_epoch: int,
     tenant: str,
     groups: Sequence[Group],
-    layers: Sequence[Sequence[str]],
-    states: Sequence[str],
+    stages: Sequence[Stage],
     chunk_tokens: int,
-    replicas: int,
     drafts: Sequence[str],
     version: str,
     device: str,
-    backends: Sequence[str],
     layout: str,
     beside: Sequence[str],
     environment: Mapping[str, str],
@@ -88,7 +86,7 @@ def facts_of(
 
     drafts: the draft model's facts other than its files, if it has KV. tenant: different tenants share nothing.
 
-    backends: each layer's attention backend. layout: order of the elements in a page.
+    stages: what each pipeline stage holds, in their order. layout: order of the elements in a page.
 
     beside: what layers keep per block outside their caches. environment: environment_that_counts(). handler:
     handler_called().
@@ -96,6 +94,8 @@ def facts_of(
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     settings = model.hf_config.to_dict()
     media = getattr(model, "multimodal_config", None)
+    backends = [name for stage in stages for name in stage.backends]
+    layers = [[list(names) for names in stage.layers] for stage in stages]
     return {
         "facts": FACTS,
         "engine": ["vllm", version],
@@ -107,13 +107,14 @@ def facts_of(
         "cache_dtype": str(cache.cache_dtype),
         "quantization": str(model.quantization),
         "device": device,
-        "backends": list(backends) if len(set(backends)) > 1 else sorted(set(backends)),
+        "backends": backends if len(set(backends)) > 1 else sorted(set(backends)),
         "layout": layout,
         "groups": [list(group) for group in groups],
-        "layers": [list(names) for names in layers],
-        "states": list(states),
+        "layers": layers if len(stages) > 1 else layers[0],
+        "states": [shape for stage in stages for shape in stage.states],
         "chunk_tokens": chunk_tokens,
-        "grid": [parallel.tensor_parallel_size, replicas],
+        "grid": [parallel.tensor_parallel_size, stages[0].replicas, *([len(stages)] if len(stages) > 1 else [])],
+        **({"contexts": contexts} if (contexts := _contexts(parallel)) else {}),
         **({"media": settings_text({name: getattr(media, name, None) for name in MEDIA})} if media is not None else {}),
         **({"quantized": how} if (how := _quantized_while_loading(model)) else {}),
         **({"environment": dict(environment)} if environment else {}),
@@ -156,6 +157,12 @@ def _code_called(kind: type) -> str:
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     code = code_digest(Path(file).parent) if file and not _is_vllms(kind) else ""
     return f"{kind.__module__}.{kind.__qualname__} {code}"
+
+
+def _contexts(parallel: Any) -> list[int]:
+    """How the tokens of a block are dealt out to ranks. Empty if they are not."""
+    ranks = int(getattr(parallel, "decode_context_parallel_size", 1))
+    return [ranks, int(getattr(parallel, "cp_kv_cache_interleave_size", 1))] if ranks > 1 else []
 
 
 def _tuning(model: Any) -> str:

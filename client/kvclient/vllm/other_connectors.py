@@ -17,21 +17,23 @@ Only the blocks of a model with one group are tracked. With several groups, vLLM
 from collections.abc import Iterator, Sequence
 
 DOUBTFUL_STEPS = 2
-"""Further steps of a request after which vLLM has checked its load: vLLM reads a step's outcome after scheduling the
-next."""
+"""Further steps of a request after which vLLM has checked its load, at least: vLLM may read a step's outcome after
+scheduling the next, and with pipeline stages after more."""
 
 
 class _Load:
     """Another connector's load whose outcome is unknown."""
 
-    def __init__(self, blocks: Sequence[int], *, first_place: int, end_tokens: int, said_tokens: int) -> None:
+    def __init__(
+        self, blocks: Sequence[int], *, first_place: int, end_tokens: int, said_tokens: int, steps: int
+    ) -> None:
         self.blocks = blocks
         self.first_place = first_place
         """Index of the first loaded block in the request's table."""
         self.end_tokens = end_tokens
         self.said_tokens = said_tokens
         """The request's tokens at admission. If it has more later, the step that loaded went well."""
-        self.steps_left = DOUBTFUL_STEPS
+        self.steps_left = steps
         self.behind: set[int] = set()
         """Blocks that this request and others have computed after the loaded ones since."""
         self.followers: set[str] = set()
@@ -41,9 +43,9 @@ class _Load:
 class UncheckedLoads:
     """Doubtful and wrong blocks of one engine. Each step calls notice() for all requests, then holds_back()."""
 
-    def __init__(self, block_tokens: int, *, is_async: bool = False) -> None:
-        """is_async: the engine schedules a step before the previous one is over."""
-        self._block_tokens, self._is_async = block_tokens, is_async
+    def __init__(self, block_tokens: int, *, steps_ahead: int = 0) -> None:
+        """steps_ahead: how many more steps the engine schedules at most before it knows the outcome of one."""
+        self._block_tokens, self._steps_ahead = block_tokens, steps_ahead
         self._loads: dict[str, _Load] = {}
         """Request -> its doubtful load."""
         self._wrong: dict[int, int] = {}
@@ -107,8 +109,8 @@ class UncheckedLoads:
         for other in self._loads.values():
             other.followers.discard(name)
         load = self._loads.get(name)
-        # With asynchronous scheduling, the first new token may belong to the next step.
-        if load is not None and said_tokens > load.said_tokens + self._is_async:
+        # In an engine that schedules ahead, the first new tokens may belong to the next steps.
+        if load is not None and said_tokens > load.said_tokens + self._steps_ahead:
             del self._loads[name]
         elif load is not None:
             self._failed(name, 0)
@@ -121,14 +123,15 @@ class UncheckedLoads:
         blocks = table[first : -(-end // self._block_tokens)]
         for block in blocks:
             self._wrong.pop(block, None)  # the block was reallocated and has new content
-        self._loads[name] = _Load(blocks, first_place=first, end_tokens=end, said_tokens=said_tokens)
+        steps = max(DOUBTFUL_STEPS, 1 + self._steps_ahead)
+        self._loads[name] = _Load(blocks, first_place=first, end_tokens=end, said_tokens=said_tokens, steps=steps)
 
     def _failed(self, name: str, begin: int) -> None:
         """The load failed: its tokens are wrong from the block boundary `begin` on."""
         load = self._loads.pop(name)
         wrong = load.blocks[max(0, begin // self._block_tokens - load.first_place) :]
         self._wrong |= dict.fromkeys([*wrong, *load.behind], 0)
-        if self._is_async:
+        if self._steps_ahead:
             self._lost |= {name, *load.followers}
 
     def _touched(self, table: Sequence[int], begin: int, end: int) -> Iterator[tuple[int, int]]:

@@ -75,12 +75,12 @@ class Scheduler:
         keyer: Keyer,
         *,
         store_output: bool,
-        is_async: bool = False,
+        steps_ahead: int = 0,
         step_wait_s: float = 0.0,
         stores_over: Callable[[], Iterable[tuple[int, int]]] = tuple,
         events: RouterEvents | None = None,
     ) -> None:
-        """is_async: the engine schedules a step before the previous one is over.
+        """steps_ahead: how many more steps the engine schedules at most before one is over.
 
         step_wait_s: how long a step with other work may wait for lookup answers, for all its requests together.
 
@@ -94,7 +94,7 @@ class Scheduler:
         self._exchange = LookupExchange(client, self._offload, log, witness=events)
         self._holdings = Holdings(options.groups)
         self._chunk_tokens = options.chunk_tokens
-        self._unchecked = UncheckedLoads(max(group.block_tokens for group in options.groups), is_async=is_async)
+        self._unchecked = UncheckedLoads(max(group.block_tokens for group in options.groups), steps_ahead=steps_ahead)
         self._patience_s = options.lookup_deadline_s
         self._step_wait_s = self._step_wait_left_s = step_wait_s
         self._keyer = keyer

@@ -198,6 +198,19 @@ def saves_behind_drafts(base: type) -> bool:
     return hasattr(base, "get_transfer_results")
 
 
+def knows_stages(base: type) -> bool:
+    """Whether vLLM takes the handshakes and reports of every pipeline stage. True since 0.31 at the latest."""
+    return hasattr(base, "set_xfer_handshake_metadata_pp_aware")
+
+
+def steps_ahead(config: Any) -> int:
+    """How many more steps the engine schedules at most before it knows the outcome of one."""
+    batches = getattr(config, "max_concurrent_batches", None)
+    if batches is None:
+        batches = config.parallel_config.pipeline_parallel_size + bool(config.scheduler_config.async_scheduling)
+    return max(int(batches) - 1, int(bool(config.scheduler_config.async_scheduling)))
+
+
 def scales_kv_by_its_first_prompt(cache_config: Any) -> bool:
     """Whether pages are useful only to this engine in this life, because their scales come from its first prompt and
     are stored in no page. Releases before 0.31."""
@@ -233,11 +246,16 @@ def hit_sources(interface: Any, tokens: int, *, from_disk: int) -> dict[Any, int
     return {source: count for source, count in told.items() if count}
 
 
-def replicas_of(kv_config: Any, *, ranks: int, heads: int) -> int:
-    """Number of consecutive ranks that hold the same KV.
+def replicas_of(kv_config: Any, *, ranks: int, heads: int, contexts: int = 1) -> int:
+    """Number of consecutive tensor ranks that hold the same KV.
 
     heads: KV heads of the whole model; 0 for latent attention, which has no heads to divide.
+
+    contexts: ranks over which the tokens of a block are dealt out. Ranks that are neighbours then hold other tokens, so
+    each stores its own part, also where a rank further away holds the same.
     """
+    if contexts > 1:
+        return 1
     told = getattr(kv_config, "kv_tp_replicas", None)
     if told is not None:
         return int(told)

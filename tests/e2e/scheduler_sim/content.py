@@ -1,7 +1,7 @@
 """Simulated KV: a slot holds a digest of all tokens up to its own, so misplaced KV never looks right."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from kvserver.wire.messages import KEY_BYTES
 
@@ -46,8 +46,7 @@ class Slots:
     """The KV of all blocks, by rank. A block belongs to whichever group holds it."""
 
     def __init__(self, ranks: int, blocks: int) -> None:
-        self.ranks = range(ranks)
-        self._blocks = [[[b""] * BLOCK_TOKENS for _ in range(blocks)] for _ in self.ranks]
+        self._blocks = [[[b""] * BLOCK_TOKENS for _ in range(blocks)] for _ in range(ranks)]
 
     def block(self, rank: int, block: int) -> list[bytes]:
         return list(self._blocks[rank][block])
@@ -55,13 +54,13 @@ class Slots:
     def overwrite(self, rank: int, block: int, held: list[bytes]) -> None:
         self._blocks[rank][block] = list(held)
 
-    def compute(self, block: int, slot: int, computed: bytes) -> None:
-        for rank in self.ranks:
+    def compute(self, ranks: Iterable[int], block: int, slot: int, computed: bytes) -> None:
+        for rank in ranks:
             self._blocks[rank][block][slot] = computed
 
-    def hold(self, block: int, slot: int, wanted: bytes) -> bool:
-        """True if the slot holds `wanted` on every rank."""
-        return all(self._blocks[rank][block][slot] == wanted for rank in self.ranks)
+    def hold(self, ranks: Iterable[int], block: int, slot: int, wanted: bytes) -> bool:
+        """True if the slot holds `wanted` on each of these ranks."""
+        return all(self._blocks[rank][block][slot] == wanted for rank in ranks)
 
 
 class Meanings:

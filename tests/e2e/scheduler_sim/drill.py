@@ -24,6 +24,7 @@ SEED0 = 500_000
 EVENTS = 400
 
 _computed = Offload.computed
+_errors = vllm.KvServerConnector.get_block_ids_with_load_errors
 _init = UncheckedLoads.__init__
 
 
@@ -43,8 +44,12 @@ def _freed_by_the_first(pins: Any, job: int, rank: int) -> None:
         pins._free(job)
 
 
-def _never_ahead(doubts: Any, block_tokens: int, *, is_async: bool = False) -> None:
+def _never_ahead(doubts: Any, block_tokens: int, *, steps_ahead: int = 0) -> None:
     _init(doubts, block_tokens)
+
+
+def _told_by_the_first_rank(connector: Any) -> set[int]:
+    return _errors(connector) if connector._rank == 0 else set()
 
 
 def _forgotten(doubts: Any, name: str, *, said_tokens: int) -> None:
@@ -69,6 +74,13 @@ BUGS = (
         vllm.KvServerConnector,
         "get_block_ids_with_load_errors",
         lambda connector: set(),
+    ),
+    Bug(
+        "P2",
+        "failed loads are told of by the first stage's first rank alone",
+        vllm.KvServerConnector,
+        "get_block_ids_with_load_errors",
+        _told_by_the_first_rank,
     ),
     Bug(
         "P1",

@@ -13,7 +13,7 @@ from unittest import mock
 from weakref import WeakValueDictionary
 
 import torch
-from vllm.config import KVTransferConfig, set_current_vllm_config
+from vllm.config import KVTransferConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
@@ -53,6 +53,8 @@ def stand_ins(clock: Clock, client_of: Callable[[int], object]) -> Iterator[None
             stack.enter_context(mock.patch.object(module, "time", clock))
         stack.enter_context(mock.patch.object(vllm.KvServerConnector, "_client", client))
         stack.enter_context(mock.patch.object(vllm, "_here", WeakValueDictionary()))
+        # As with Model Runner V2, which a CPU does not have. Older releases have no such property.
+        stack.enter_context(mock.patch.object(VllmConfig, "max_concurrent_batches", property(_batches), create=True))
         for name in ("NONE_HASH", "_NONE_HASH_SEED"):
             stack.enter_context(mock.patch.object(kv_cache_utils, name, None, create=True))
         kv_cache_utils.init_none_hash(HASH)
@@ -109,7 +111,12 @@ class Engine:
 def _worker(config: Any, kv_config: Any, rank: int) -> Any:
     """A worker whose KV is registered."""
     kind = MultiConnector if config.kv_transfer_config.kv_connector == "MultiConnector" else vllm.KvServerConnector
-    with mock.patch.object(vllm, "get_tensor_model_parallel_rank", return_value=rank):
+    stage, tensor_rank = divmod(rank, config.parallel_config.tensor_parallel_size)
+    with (
+        mock.patch.object(vllm, "get_tensor_model_parallel_rank", return_value=tensor_rank),
+        mock.patch.object(vllm, "get_pp_group", return_value=SimpleNamespace(rank_in_group=stage)),
+        mock.patch.object(vllm, "told_by_all", return_value=[]),
+    ):
         worker: Any = kind(config, KVConnectorRole.WORKER, kv_config)
     for half in _connectors(worker):
         if isinstance(half, Neighbour):
@@ -153,16 +160,23 @@ def _base(model: Path) -> Any:
 
 def _config(options: Options, model: Path) -> Any:
     config = copy.deepcopy(_base(model))
-    config.cache_config.block_size = BLOCK_TOKENS
+    config.cache_config.block_size = BLOCK_TOKENS // options.contexts
     config.cache_config.num_gpu_blocks = options.blocks
     scheduling = config.scheduler_config
     scheduling.max_num_batched_tokens = scheduling.max_num_scheduled_tokens = options.step_tokens
     scheduling.max_num_seqs = options.running_max
     scheduling.async_scheduling = options.is_async
     scheduling.policy = "priority" if options.has_priorities else "fcfs"
-    config.parallel_config.tensor_parallel_size = options.ranks
+    config.parallel_config.tensor_parallel_size = options.tensor_ranks
+    config.parallel_config.pipeline_parallel_size = options.stages
+    config.parallel_config.decode_context_parallel_size = options.contexts
+    config.parallel_config.distributed_executor_backend = "mp"
     config.kv_transfer_config = _transfer_config(options)
     return config
+
+
+def _batches(config: Any) -> int:
+    return int(config.parallel_config.pipeline_parallel_size + config.scheduler_config.async_scheduling)
 
 
 def _transfer_config(options: Options) -> Any:
@@ -190,12 +204,19 @@ def _transfer_config(options: Options) -> Any:
 
 
 def _kv_config(options: Options) -> Any:
-    groups = [KVCacheGroupSpec([f"layer{index}"], _spec(kind)) for index, kind in enumerate(options.groups)]
+    groups = [
+        KVCacheGroupSpec([f"layer{index}"], _spec(kind, options.contexts)) for index, kind in enumerate(options.groups)
+    ]
     # Releases differ in whether this field exists.
     said = {"hash_block_size": BLOCK_TOKENS} if "hash_block_size" in KVCacheConfig.__dataclass_fields__ else {}
     return KVCacheConfig(num_blocks=options.blocks, kv_cache_tensors=[], kv_cache_groups=groups, **said)
 
 
-def _spec(kind: Kind) -> Any:
-    shape: dict[str, Any] = {"block_size": BLOCK_TOKENS, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+def _spec(kind: Kind, contexts: int) -> Any:
+    shape: dict[str, Any] = {
+        "block_size": BLOCK_TOKENS // contexts,
+        "num_kv_heads": 1,
+        "head_size": 1,
+        "dtype": torch.float32,
+    }
     return SlidingWindowSpec(**shape, sliding_window=kind.window) if kind.window else FullAttentionSpec(**shape)

@@ -65,7 +65,8 @@ class Neighbour(LoadsOnly):
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self.rank = 0
-        self._ranks = vllm_config.parallel_config.tensor_parallel_size
+        parallel = vllm_config.parallel_config
+        self._ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
         self._offers: dict[str, tuple[int, bool]] = {}
         """Request -> (tokens before the offer, loaded between steps)."""
         self._gifts: list[Gift] = []

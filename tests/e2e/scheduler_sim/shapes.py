@@ -1,12 +1,13 @@
 """Differences between seeds: the engine's shape and options, and the rates of faults."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import NamedTuple
 
 from .content import BLOCK_TOKENS
 
 WINDOW = 10
+CONTEXTS = 2
 
 
 class Kind(NamedTuple):
@@ -30,7 +31,7 @@ class Options:
     is_async: bool
     has_new_runner: bool
     """This runner receives a resumed request as if it were new."""
-    ranks: int
+    tensor_ranks: int
     groups: tuple[Kind, ...]
     chunk_tokens: int
     blocks: int
@@ -43,6 +44,19 @@ class Options:
     step_wait_us: int
     beside: str
     """Position of another connector: before ours, after it ("behind"), or none ("")."""
+    stages: int
+    """Pipeline stages, each with its own ranks."""
+    contexts: int = 1
+    """Ranks over which vLLM deals out the tokens of a block. Here each of them holds them all."""
+
+    @property
+    def ranks(self) -> int:
+        return self.stages * self.tensor_ranks
+
+    @property
+    def batches(self) -> int:
+        """Steps in flight at once."""
+        return self.stages + self.is_async
 
 
 @dataclass(frozen=True)
@@ -73,10 +87,10 @@ def draw_options(rng: Random, *, beside: bool) -> Options:
     """beside: another connector may fail, as in draw_day()."""
     groups = rng.choice(((FULL,), (FULL,), (FULL,), (FULL, SLIDING), (SLIDING,))) if not beside else (FULL,)
     places = ("before", "before", "behind", "") if groups == (FULL,) else ("",)
-    return Options(
+    options = Options(
         is_async=rng.random() < 0.6,
         has_new_runner=rng.random() < 0.5,
-        ranks=rng.choice((1, 1, 2)),
+        tensor_ranks=rng.choice((1, 1, 2)),
         groups=groups,
         chunk_tokens=BLOCK_TOKENS * rng.choice((1, 2, 3) if groups == (FULL,) else (1, 2)),
         blocks=rng.choice((24, 40, 90)),
@@ -88,7 +102,10 @@ def draw_options(rng: Random, *, beside: bool) -> Options:
         min_load_tokens=rng.choice((0, 0, 9)),
         step_wait_us=rng.choice((0, 500)),
         beside=rng.choice(places[:3] if beside else places),
+        stages=rng.choice((1, 1, 2, 3)),
     )
+    may_deal_out = groups == (FULL,) and options.tensor_ranks == CONTEXTS
+    return replace(options, contexts=CONTEXTS) if may_deal_out and rng.random() < 0.5 else options
 
 
 def draw_day(rng: Random, options: Options, *, beside: bool) -> Day:

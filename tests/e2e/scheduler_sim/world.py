@@ -15,7 +15,7 @@ from .content import BLOCK_TOKENS, VOCABULARY, Meanings, Slots, continued, cut, 
 from .engine import Engine
 from .jobs import Jobs
 from .neighbour import Neighbour, Played
-from .runner import Runner
+from .runner import Pipeline, Running
 from .server import Clock, SchedulerClient, Server
 from .shapes import Day, Options
 
@@ -69,10 +69,10 @@ class World:
         self._options, self._day, self._rng = options, day, rng
         self._outside, self._engine = outside, engine
         self._scheduler = engine.scheduler
-        self._runner = Runner(
-            options, engine, outside.slots, may_be_wrong=day.gift_fails > 0, meanwhile=self._meanwhile
+        self._runner = Pipeline(
+            options, engine, outside.slots, rng=rng, may_be_wrong=day.gift_fails > 0, meanwhile=self._meanwhile
         )
-        self._says_what_it_likes = options.is_async and day.gift_fails > 0
+        self._says_what_it_likes = options.batches > 1 and day.gift_fails > 0
         """vLLM drops a token after another connector's load failed within a step.
 
         It learns of the failure after it scheduled the next step, and takes that step's token for the first. What it
@@ -80,8 +80,8 @@ class World:
         """
         Neighbour.played = Played(rng, day, outside.slots, lambda: self._runner.weights, self.counts)
         self._live: dict[str, Asked] = {}
-        self._in_flight: deque[tuple[Any, Any]] = deque()
-        """Steps whose outputs the scheduler has not received; async scheduling is one ahead."""
+        self._in_flight: deque[tuple[Any, Running]] = deque()
+        """Steps whose outputs the scheduler has not received; it is ahead with async scheduling and with stages."""
         self._prompts: list[list[int]] = []
         self._names: list[str] = []
         self._is_ending = False
@@ -219,15 +219,16 @@ class World:
             step = scheduler.schedule()
             self.counts["preempted"] += len(step.preempted_req_ids or ())
             self._meanwhile()
-            self._in_flight.append((step, self._runner.execute(step)))
-            if self._options.is_async and len(self._in_flight) == 1:
+            self._in_flight.append((step, self._runner.begin(step)))
+            if len(self._in_flight) < self._options.batches:
                 return True
         elif not self._in_flight:
             return False
         self._meanwhile()
         if not self._is_ending and self._rng.random() < self._day.abort:
             self._abort()
-        said = scheduler.update_from_output(*self._in_flight.popleft())
+        step, running = self._in_flight.popleft()
+        said = scheduler.update_from_output(step, self._runner.end(running))
         for output in (output for outputs in said.values() for output in outputs.outputs):
             if output.finish_reason is not None:
                 self._finish(output.request_id, str(output.finish_reason))
@@ -256,6 +257,8 @@ class World:
         if self._rng.random() < 0.3:
             self._outside.client.progress()
         self._outside.jobs.progress()
+        if self._rng.random() < 0.3:
+            self._runner.progress()
 
     # ---------------------------------------------------------------- faults
 

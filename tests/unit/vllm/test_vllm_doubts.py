@@ -16,8 +16,8 @@ TABLES = {
 
 
 class Steps:
-    def __init__(self, *, is_async: bool = False) -> None:
-        self.doubts = UncheckedLoads(4, is_async=is_async)
+    def __init__(self, *, steps_ahead: int = 0) -> None:
+        self.doubts = UncheckedLoads(4, steps_ahead=steps_ahead)
         self.known: dict[str, int] = {}
 
     def admit(self, name: str, known: int) -> None:
@@ -35,9 +35,9 @@ class Steps:
         }
 
 
-def loaded(*, is_async: bool = False) -> Steps:
+def loaded(*, steps_ahead: int = 0) -> Steps:
     """A request with a load under way; it had 24 tokens when it was admitted."""
-    steps = Steps(is_async=is_async)
+    steps = Steps(steps_ahead=steps_ahead)
     steps.admit("r", 0)
     assert steps.step(r=(20, 24)) == set()
     return steps
@@ -51,7 +51,7 @@ def steps() -> Steps:
 @pytest.fixture
 def ahead() -> Steps:
     """The engine schedules each step before the previous one has ended."""
-    return loaded(is_async=True)
+    return loaded(steps_ahead=1)
 
 
 def test_a_block_that_is_computed_anew_in_two_steps_is_right_after_the_second(steps: Steps) -> None:
@@ -173,6 +173,22 @@ def test_async_a_request_that_is_admitted_anew_counts_like_its_workers(ahead: St
 def test_async_a_load_that_went_well_is_known_two_steps_later(ahead: Steps) -> None:
     assert ahead.step(r=(24, 25)) == set()
     assert ahead.step(r=(25, 26)) == {"r"}
+
+
+def test_with_stages_a_load_that_went_well_is_known_when_as_many_steps_have_ended() -> None:
+    """Three steps are scheduled before the outcome of one is known."""
+    staged = loaded(steps_ahead=2)
+    assert staged.step(r=(24, 25)) == set()
+    assert staged.step(r=(25, 26)) == set()
+    assert staged.step(r=(26, 27)) == {"r"}
+
+
+@pytest.mark.parametrize(("said_tokens", "is_right"), [(26, False), (27, True)])
+def test_with_stages_as_many_tokens_do_not_say_that_the_load_went_well(said_tokens: int, is_right: bool) -> None:
+    staged = loaded(steps_ahead=2)
+    staged.doubts.forget("r", said_tokens=said_tokens)
+    staged.admit("v", 24)
+    assert staged.step(v=(24, 28)) == ({"v"} if is_right else set())
 
 
 @pytest.mark.parametrize(("said_tokens", "is_right"), [(25, False), (26, True)])

@@ -8,7 +8,7 @@ import pytest
 
 from kvclient.offload.settings import chosen_chunk_tokens
 from kvclient.offload.values import Group
-from kvclient.vllm.layout import Layout, group_specs, groups_of, layout_of, states_of
+from kvclient.vllm.layout import Layout, group_specs, groups_of, layout_of, ordered_layers, states_of
 from kvserver.errors import RequestError
 from kvserver.wire.messages import RegionRun
 from tests.rigs.vllm_tensors import Storage
@@ -314,6 +314,44 @@ def test_layers_of_equal_kind_may_have_specs_of_their_own() -> None:
     specs = {"a": FullAttentionSpec(block_size=16, heads=1), "b": FullAttentionSpec(block_size=16, heads=2)}
     found = config([group(SimpleNamespace(block_size=16, kv_cache_specs=specs), "a", "b")], [])
     assert groups_of(found) == [(16, "full", 0)]
+
+
+def test_a_block_has_the_tokens_of_all_ranks_that_they_are_dealt_out_to() -> None:
+    dealt, own = FullAttentionSpec(block_size=16), MLAAttentionSpec(block_size=48, dcp_sharded=False)
+    inner = SimpleNamespace(block_size=16, kv_cache_specs={"c": dealt})
+    found = config([group(dealt, "a"), group(own, "b"), group(inner, "c")], [])
+    assert [one.block_tokens for one in groups_of(found, contexts=3)] == [48, 48, 48]
+    assert [one.block_tokens for one in groups_of(found)] == [16, 48, 16]
+
+
+@pytest.mark.parametrize("spec", [SlidingWindowSpec(block_size=16, sliding_window=64), None])
+def test_windows_and_states_whose_tokens_are_dealt_out_are_refused(spec: Any) -> None:
+    found = config([group(FullAttentionSpec(block_size=16), "a"), group(spec or state(block_size=16), "b")], [])
+    with pytest.raises(RequestError, match="decode context parallel"):
+        groups_of(found, contexts=2)
+
+
+def test_layers_are_in_the_order_of_their_regions_before_there_is_memory(
+    one_allocation: tuple[SimpleNamespace, dict[str, Tensor]],
+) -> None:
+    found, caches = one_allocation
+    found.kv_cache_groups[0].layer_names.reverse()
+    assert ordered_layers(found) == layout_of(found, caches).layers == [["a", "b"]]
+
+
+def test_every_stage_and_rank_has_a_shard_of_its_own() -> None:
+    """Two stages of three tensor ranks each; each pair of stages and ranks once."""
+    groups, layout = [Group(48)], Layout([], [[]], [[]], [])
+    told = [group_specs(groups, layout, blocks=BLOCKS, ranks=6, rank=rank, replicas=1)[0] for rank in range(6)]
+    assert [(one.shards, one.shard) for one in told] == [(6, rank) for rank in range(6)]
+
+
+def test_the_ranks_of_a_stage_share_latent_kv_with_each_other_alone() -> None:
+    groups, layout = [Group(48)], Layout([], [[]], [[]], [])
+    told = [group_specs(groups, layout, blocks=BLOCKS, ranks=6, rank=rank, replicas=3)[0] for rank in range(6)]
+    assert [(one.shards, one.shard, one.writers, one.writer) for one in told] == [
+        (2, rank // 3, 3, rank % 3) for rank in range(6)
+    ]
 
 
 def test_a_chunk_is_a_whole_number_of_every_groups_blocks() -> None:

@@ -23,6 +23,7 @@ from kvclient.vllm.versions import (
     replicas_of,
     scales_kv_by_its_first_prompt,
     scheduled,
+    steps_ahead,
     understanding,
 )
 from kvserver.errors import RequestError
@@ -123,6 +124,22 @@ def test_block_hashes_are_names_only_if_all_engines_agree_on_them(
 def test_ranks_beyond_the_heads_hold_copies(ranks: int, heads: int, expected: int) -> None:
     assert replicas_of(SimpleNamespace(), ranks=ranks, heads=heads) == expected
     assert replicas_of(SimpleNamespace(kv_tp_replicas=3), ranks=ranks, heads=heads) == 3
+    assert replicas_of(SimpleNamespace(kv_tp_replicas=3), ranks=ranks, heads=heads, contexts=2) == 1
+
+
+@pytest.mark.parametrize(
+    ("is_async", "stages", "batches", "expected"),
+    [(False, 1, 1, 0), (True, 1, 2, 1), (False, 3, 3, 2), (True, 3, 4, 3), (False, 3, None, 2), (True, 1, None, 1)],
+)
+def test_an_engine_is_ahead_by_the_steps_that_it_has_in_flight(
+    is_async: bool, stages: int, batches: int | None, expected: int
+) -> None:
+    config = SimpleNamespace(
+        scheduler_config=SimpleNamespace(async_scheduling=is_async),
+        parallel_config=SimpleNamespace(pipeline_parallel_size=stages),
+        **({"max_concurrent_batches": batches} if batches else {}),
+    )
+    assert steps_ahead(config) == expected
 
 
 def test_how_pages_are_ordered_is_what_the_engine_says_or_else_what_its_tensors_show() -> None:
