@@ -128,7 +128,7 @@ clean:
 E2E_VENV ?= .venv-e2e
 E2E_PIP ?=
 # What `make test` leaves out, for there is no torch.
-WITH_TORCH := tests/process/serving/test_portable.py tests/device/test_portable_device.py
+WITH_TORCH := tests/process/serving/test_portable.py tests/device/test_portable_device.py tests/unit/client/test_tensor_pages.py
 E2E ?= tests/e2e $(WITH_TORCH)
 # Another release: make e2e VLLM=0.31.0 E2E_VENV=.venv-e2e-0.31. In an environment that has one already, it takes its place.
 VLLM ?= 0.32.0

@@ -16,20 +16,21 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
-import torch
 import vllm
 
 from kvclient.client import Client
 from kvclient.identity.late_namespaces import namespace_of
 from kvclient.identity.model_files import ModelFiles, hub_folder, model_files, settings_text
 from kvclient.identity.processes import began_ns
+from kvclient.memory.torch_device import flat
 from kvclient.offload.ends import Ended, Ends, Report
 from kvclient.offload.guard import GuardedWorker
 from kvclient.offload.settings import MIB, NO_GRAPHS, chosen_chunk_tokens
 from kvclient.offload.values import Group, Options, RetrieveOrder, StoreOrder
 from kvclient.offload.worker import Worker
-from kvclient.values import CacheSpec, DeviceBuffer, HostBuffer
+from kvclient.values import Buffered, CacheSpec, DeviceBuffer, TensorBuffer
 from kvclient.vllm import versions
+from kvclient.vllm.devices import PORTABLE, device_kind, device_name, stream_events
 from kvclient.vllm.guard import GuardedScheduler
 from kvclient.vllm.keys import Keyer, adapter_settings, names_media
 from kvclient.vllm.layout import Layout, group_specs, groups_of, layout_of, states_of
@@ -122,6 +123,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
         transfer = vllm_config.kv_transfer_config
         self._settings = parse(transfer.kv_connector_extra_config)
         _check_supported(vllm_config, kv_cache_config)
+        self._device = device_kind(current_platform, self._settings.device)
         self._groups = groups_of(kv_cache_config)
         self._chunk_tokens = chosen_chunk_tokens(self._groups, self._settings.chunk_tokens)
         self._engine, self._epoch = _engine(vllm_config)
@@ -137,14 +139,14 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
                 log.warning(NO_GRAPHS, setting)
         else:
             self._allocating = ExitStack()
-            self._zeros = self._shared_zeros() if current_platform.is_cpu() else None
+            self._zeros = self._shared_zeros() if self._device == "host" else None
             self._side_tensors = SideTensors(vllm_config.compilation_config.static_forward_context)
             self._kv_caches: dict[str, Any] = {}
             self._is_described = False
             self._steps = 0
             self._ended = Ended([], set(), set(), set(), {})
             self._rank = get_tensor_model_parallel_rank()
-            event = _no_event if current_platform.is_cpu() else _recorded_event
+            event = stream_events(current_platform, self._device)
             worker = Worker(self._client(rank=self._rank), rank=self._rank, event=event, log=log)
             self._worker = GuardedWorker(worker, log)
             _here[self._engine, self._epoch, self._settings.socket] = worker.ends
@@ -324,7 +326,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             replicas=replicas,
             drafts=_drafts(config),
             version=vllm.__version__,
-            device=cpu_kind() if current_platform.is_cpu() else current_platform.get_device_name(),
+            device=cpu_kind() if current_platform.is_cpu() else device_name(current_platform),
             backends=_backends(config, layout),
             layout=versions.page_orders(self._kv_cache_config, layout.orders, os.environ),
             beside=layout.side_tensors,
@@ -350,7 +352,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
                     rank=self._rank,
                     replicas=replicas,
                 ),
-                device=_device_kind(),
+                device=self._device,
                 tenant=self._settings.tenant,
                 staging_bytes=self._settings.staging_mib * MIB,
                 tokens_max=config.model_config.max_model_len,
@@ -361,8 +363,10 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
         )
         self._is_described = True
 
-    def _buffers(self, layout: Layout) -> list[HostBuffer | DeviceBuffer]:
-        if not current_platform.is_cpu():
+    def _buffers(self, layout: Layout) -> Sequence[Buffered]:
+        if self._device == PORTABLE:
+            return [TensorBuffer(flat(storage)) for storage in layout.storages]
+        if self._device != "host":
             return [DeviceBuffer(*found) for found in layout.allocations]
         made = self._zeros.made if self._zeros is not None else {}
         elsewhere = [found for found in layout.allocations if found.address not in made]
@@ -474,7 +478,6 @@ def _check_supported(config: Any, kv_config: Any) -> None:
         raise RequestError("unsupported", "this release of vLLM may have blocks saved before a draft model computes")
     if not (_fails_by_block(groups_of(kv_config)) or versions.reports_failed_requests(KVConnectorBase_V1)):
         raise RequestError("unsupported", "this release of vLLM cannot be told of failed loads of windows and states")
-    _device_kind()
 
 
 def _fails_by_block(groups: Sequence[Group]) -> bool:
@@ -484,16 +487,6 @@ def _fails_by_block(groups: Sequence[Group]) -> bool:
     states, even in a model with a single group.
     """
     return [group.kind for group in groups] == ["full"]
-
-
-def _device_kind() -> str:
-    if current_platform.is_cpu():
-        return "host"
-    if current_platform.is_rocm():
-        return "rocm"
-    if current_platform.is_cuda():
-        return "cuda"
-    raise RequestError("unsupported", f"platform {current_platform.device_name!r}; expected CUDA, ROCm or CPU")
 
 
 def _engine(config: Any) -> tuple[str, int]:
@@ -556,13 +549,3 @@ def _backends(config: Any, layout: Layout) -> list[str]:
     named = (layers.get(name) for names in layout.layers for name in names)
     found = (getattr(layer, "attn_backend", None) for layer in named)
     return [backend_called(backend) if backend is not None else "" for backend in found]
-
-
-def _recorded_event() -> object:
-    event = torch.cuda.Event()
-    event.record()
-    return event
-
-
-def _no_event() -> None:
-    return None
