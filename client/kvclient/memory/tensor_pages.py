@@ -27,6 +27,9 @@ ITEM_BYTES = (8, 4, 2, 1)
 HALF_BYTES = 8 << 20
 """Staging memory of a piece, or one page if that is longer. As much again is taken on the device while it is copied."""
 
+HOST_PIECE_BYTES = 256 << 10
+"""Bytes of a piece on a CPU. torch copies more by several threads, and these wait for each other on busy cores."""
+
 Moves = list[tuple[int, list[int], list[int]]]
 """For each group: its number, blocks of the engine, and as many places in the buffer on the host."""
 
@@ -76,7 +79,7 @@ class TensorPages:
     def gather(self, moves: Moves) -> None:
         """Copy the engine's blocks into the buffer. Complete when it returns. Raises what torch raises."""
         if self._by.is_host:
-            for piece in self._pieces(moves):
+            for piece in self._pieces(moves, host_bytes=HOST_PIECE_BYTES):
                 if (target := piece.consecutive_places()) is not None:
                     _torch().index_select(piece.here, 1, piece.blocks, out=target)
                 else:
@@ -144,8 +147,11 @@ class TensorPages:
         if len(set(blocks)) != len(blocks):
             raise RequestError("block-duplicate", f"group {group}: a block id came twice among {len(blocks)}")
 
-    def _pieces(self, moves: Moves) -> Iterator["_Piece"]:
-        """The moves in pieces. On the host a piece is a whole run; otherwise it fits into a half."""
+    def _pieces(self, moves: Moves, *, host_bytes: int = 0) -> Iterator["_Piece"]:
+        """The moves in pieces, which fit into a half.
+
+        On the host: pieces of one region and `host_bytes`, or whole runs if it is 0.
+        """
         if self._is_lost:
             raise RuntimeError(f"device {self.device} has not ended its last copies")
         for group, blocks, places in moves:
@@ -156,6 +162,8 @@ class TensorPages:
                 if self._halves:
                     count = min(count, self._halves[0].numel() // page_bytes)
                     regions = min(regions, self._halves[0].numel() // (count * page_bytes))
+                elif host_bytes:
+                    count, regions = min(count, max(1, host_bytes // page_bytes)), 1
                 for region in range(0, here.shape[0], regions):
                     for at in range(0, len(blocks), count):
                         yield _Piece(
