@@ -8,6 +8,8 @@ Ceiling: the best contiguous copy of as many bytes with 1, 2 and 4 threads, plai
 memfds. It is sampled before and after every run, because the speed of this memory drifts during a measurement. Ratio
 = median over the runs of (GB/s / ceiling of that run). Every byte is compared, outside the timed part.
 
+call_store: microseconds of the caller's thread in Client.store() of such a request, median of a burst.
+
 --digests off,on: two servers, one without digests and one with them, take turns in each round.
 
 --devices host,portable: the same pool as memory that the server maps, and as tensors that torch gathers from. They take
@@ -151,6 +153,7 @@ class Case:
         self.pool = Pool(client, page_bytes, request_bytes, device)
         self.rates: dict[str, list[float]] = {"store": [], "retrieve": []}
         self.beside: dict[str, list[float]] = {"store": [], "retrieve": []}
+        self.call_us: list[float] = []
 
     def round(self, number: int, ceiling: Ceiling) -> None:
         burst = Burst(self.client, self.pool, number, requests=REQUESTS, in_flight=IN_FLIGHT)
@@ -161,6 +164,7 @@ class Case:
             after = ceiling.sample()
             self.beside[name].append((before + after) / 2)
             before = after
+        self.call_us.append(statistics.median(burst.call_s[:REQUESTS]) * 1e6)
         burst.compare()
 
     def close(self) -> None:
@@ -197,10 +201,11 @@ def run(
                 for case in cases.values():
                     case.round(number, ceiling)
             for (setting, device), case in cases.items():
+                suffix = (f"_{setting}" if len(clients) > 1 else "") + (f"_{device}" if len(devices) > 1 else "")
                 for name, rates in case.rates.items():
-                    suffix = (f"_{setting}" if len(clients) > 1 else "") + (f"_{device}" if len(devices) > 1 else "")
                     row = f"{name}_{page_bytes >> 10}k{suffix}"
                     rows.add(row, rates[1:], "GB/s", ceilings=case.beside[name][1:])
+                rows.add(f"call_store_{page_bytes >> 10}k{suffix}", case.call_us[1:], "us")
                 case.close()
             say(f"page {page_bytes}: ceiling {ceiling.median():.2f} GB/s by {ceiling.best()}")
             ceiling.close()

@@ -87,9 +87,8 @@ class TensorPages:
             return
         try:
             self._gather_by_halves(moves)
-        except BaseException:
+        finally:
             self._settle()
-            raise
 
     def scatter(self, moves: Moves) -> None:
         """Copy the buffer's places into the engine's blocks. Complete when it returns. Raises what torch raises."""
