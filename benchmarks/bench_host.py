@@ -1,6 +1,6 @@
 """How much of the memory's speed do stores and retrieves reach?
 
-`python benchmarks/bench_host.py [--json] [--smoke] [--digests off,on] [--devices host,portable]`
+`python benchmarks/bench_host.py [--json] [--smoke] [--digests off,on] [--devices host,portable] [--pages 2,128]`
 
 Requests of 256 MiB through the real socket, three in flight, block ids shuffled, page sizes from 2 KiB to 1 MiB. A run
 is a burst of 6 requests: GB/s = their bytes / the time from the first call to the last completed future.
@@ -215,6 +215,7 @@ def main() -> None:
     parser = option_parser(__doc__, smoke="tiny sizes")
     parser.add_argument("--digests", default="on", help="on, off, or off,on: two servers by turns")
     parser.add_argument("--devices", default="host", help="host, portable, or host,portable by turns")
+    parser.add_argument("--pages", help="KiB of the pages to measure, as 2,16,128; all without it")
     given = parser.parse_args()
     digests, devices = tuple(given.digests.split(",")), tuple(given.devices.split(","))
     shared = {"digests": digests, "devices": devices, "as_json": given.json}
@@ -222,7 +223,7 @@ def main() -> None:
         pages = (2 << 10, 128 << 10)
         run(request_bytes=16 * MIB, page_sizes=pages, rounds=2, **shared)
     else:
-        pages = tuple(REGIONS_OF_PAGE)
+        pages = tuple(int(page) << 10 for page in given.pages.split(",")) if given.pages else tuple(REGIONS_OF_PAGE)
         run(request_bytes=256 * MIB, page_sizes=pages, rounds=7, **shared)
 
 

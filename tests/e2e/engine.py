@@ -30,6 +30,8 @@ RANK_FAILS = "KVSERVER_E2E_RANK_FAILS"
 """Environment variable with the path of a file; while the file exists, one rank of one_rank.py fails its loads."""
 DEVICE = "KVSERVER_E2E_DEVICE"
 """Environment variable with the connector's option `device` for all engines that say nothing else: portable."""
+POOL = "kvserver-portable" if os.environ.get(DEVICE) else "kvserver-pool"
+"""Beginning of the name of the memory by which the server reaches an engine's KV."""
 PATIENT: dict[str, object] = {"lookup_timeout_ms": 1000, "load_timeout_ms": 45_000, "min_load_tokens": 0}
 """Long timeouts: an overloaded machine must not turn a hit into a miss. The prompts here are short."""
 
