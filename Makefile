@@ -128,7 +128,8 @@ clean:
 E2E_VENV ?= .venv-e2e
 E2E_PIP ?=
 # What `make test` leaves out, for there is no torch.
-WITH_TORCH := tests/process/serving/test_portable.py tests/device/test_portable_device.py tests/unit/client/test_tensor_pages.py
+WITH_TORCH := tests/process/serving/test_portable.py tests/device/test_portable_device.py \
+	tests/unit/client/test_tensor_pages.py tests/unit/client/test_torch_device.py
 E2E ?= tests/e2e $(WITH_TORCH)
 # The same engines as on devices that share no memory: docs/gpu.md.
 PORTABLE = KVSERVER_E2E_DEVICE=portable $(E2E_VENV)/bin/python -m pytest --timeout 300

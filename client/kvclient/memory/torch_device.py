@@ -29,12 +29,14 @@ class TorchDevice:
     def host_memory(self, bytes_: int) -> Any:
         """A tensor of bytes on the host, pinned if torch can pin for this device."""
         torch = _torch()
-        try:
-            made = torch.empty(bytes_, dtype=torch.uint8, pin_memory=True)
-            self.pins = bool(made.is_pinned())
-        except (RuntimeError, NotImplementedError) as problem:
-            made, self.pins = torch.empty(bytes_, dtype=torch.uint8), False
-            log.warning("torch pins no memory for device=%s: %s", self.name, str(problem).split("\n", maxsplit=1)[0])
+        with torch.inference_mode(False):  # other threads will write it, outside of the engine's inference mode
+            try:
+                made = torch.empty(bytes_, dtype=torch.uint8, pin_memory=True)
+                self.pins = bool(made.is_pinned())
+            except (RuntimeError, NotImplementedError) as problem:
+                made, self.pins = torch.empty(bytes_, dtype=torch.uint8), False
+                why = str(problem).split("\n", maxsplit=1)[0]
+                log.warning("torch pins no memory for device=%s: %s", self.name, why)
         return made
 
     def gather(self, half: Any, pages: Any, blocks: Any) -> None:
@@ -53,13 +55,15 @@ class TorchDevice:
 def event_recorder(device: str) -> Callable[[], Any]:
     """A function that records the current point of the device's stream in the calling thread as a torch.Event.
 
+    device: with its number, such as "xpu:3", or the current one of the calling thread. A new thread's is number 0.
     RequestError("device") if torch has no events there.
     """
     torch = _torch()
+    number = int(device.partition(":")[2] or -1)
 
     def record() -> Any:
         event = torch.Event(device=device)
-        event.record()
+        event.record(*([torch.accelerator.current_stream(number)] if number >= 0 else []))
         return event
 
     try:
