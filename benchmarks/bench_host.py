@@ -1,6 +1,6 @@
 """How much of the memory's speed do stores and retrieves reach?
 
-`python benchmarks/bench_host.py [--json] [--smoke] [--digests off,on]`
+`python benchmarks/bench_host.py [--json] [--smoke] [--digests off,on] [--devices host,portable] [--pages 2,128]`
 
 Requests of 256 MiB through the real socket, three in flight, block ids shuffled, page sizes from 2 KiB to 1 MiB. A run
 is a burst of 6 requests: GB/s = their bytes / the time from the first call to the last completed future.
@@ -8,7 +8,12 @@ Ceiling: the best contiguous copy of as many bytes with 1, 2 and 4 threads, plai
 memfds. It is sampled before and after every run, because the speed of this memory drifts during a measurement. Ratio
 = median over the runs of (GB/s / ceiling of that run). Every byte is compared, outside the timed part.
 
+call_store: microseconds of the caller's thread in Client.store() of such a request, median of a burst.
+
 --digests off,on: two servers, one without digests and one with them, take turns in each round.
+
+--devices host,portable: the same pool as memory that the server maps, and as tensors that torch gathers from. They take
+turns in each round, too. portable needs torch.
 """
 
 import os
@@ -20,7 +25,7 @@ from benchmarks.bursts import Burst
 from benchmarks.rows import Rows, option_parser, say
 from benchmarks.serving import serving
 from kvclient.client import Cache, Client
-from kvclient.values import CacheSpec, HostBuffer, full_group
+from kvclient.values import Buffered, CacheSpec, HostBuffer, TensorBuffer, full_group
 from kvserver._native import Pattern, copy_seconds, create_memfd
 from kvserver.wire.messages import RegionRun
 
@@ -47,8 +52,9 @@ NAMESPACE_TAIL = struct.Struct(">28sI")
 class Pool:
     """A KV pool in shared memory (bursts.Pool). Each request covers one third; those in flight never share a block."""
 
-    def __init__(self, client: Client, page_bytes: int, request_bytes: int) -> None:
+    def __init__(self, client: Client, page_bytes: int, request_bytes: int, device: str) -> None:
         self.page_bytes = page_bytes
+        self.device = device
         self.regions = REGIONS_OF_PAGE[page_bytes]
         self.blocks_per_chunk = BLOCKS_PER_CHUNK
         self.chunks = request_bytes // (self.regions * page_bytes) // BLOCKS_PER_CHUNK
@@ -65,15 +71,24 @@ class Pool:
         run = RegionRun(0, 0, self.regions, self.blocks * self.page_bytes, self.page_bytes, self.page_bytes)
         cache = client.register_cache(
             CacheSpec(
-                name=f"pool-{self.page_bytes}",
+                name=f"pool-{self.page_bytes}-{self.device}",
                 namespace=self.namespace,
                 chunk_tokens=self.blocks_per_chunk * 16,
-                buffers=[HostBuffer(self._memory, self.bytes)],
+                buffers=[self._buffer()],
                 groups=[full_group(block_tokens=16, blocks=self.blocks, regions=[run])],
+                device=self.device,
             )
         )
         cache.wait_registered(60)
         return cache
+
+    def _buffer(self) -> Buffered:
+        if self.device == "host":
+            return HostBuffer(self._memory, self.bytes)
+        import torch  # noqa: PLC0415  # most machines that measure the host have none
+
+        path = f"/proc/self/fd/{self._memory}"
+        return TensorBuffer(torch.from_file(path, shared=True, size=self.bytes, dtype=torch.uint8))
 
     def _ranges(self, content_of: list[int], at: list[int]) -> bytes:
         """Pattern ranges: block at[i] holds the original content of block content_of[i]."""
@@ -133,11 +148,12 @@ class Ceiling:
 class Case:
     """Bursts of one pool on one server."""
 
-    def __init__(self, client: Client, page_bytes: int, request_bytes: int) -> None:
+    def __init__(self, client: Client, page_bytes: int, request_bytes: int, device: str) -> None:
         self.client = client
-        self.pool = Pool(client, page_bytes, request_bytes)
+        self.pool = Pool(client, page_bytes, request_bytes, device)
         self.rates: dict[str, list[float]] = {"store": [], "retrieve": []}
         self.beside: dict[str, list[float]] = {"store": [], "retrieve": []}
+        self.call_us: list[float] = []
 
     def round(self, number: int, ceiling: Ceiling) -> None:
         burst = Burst(self.client, self.pool, number, requests=REQUESTS, in_flight=IN_FLIGHT)
@@ -148,6 +164,7 @@ class Case:
             after = ceiling.sample()
             self.beside[name].append((before + after) / 2)
             before = after
+        self.call_us.append(statistics.median(burst.call_s[:REQUESTS]) * 1e6)
         burst.compare()
 
     def close(self) -> None:
@@ -157,7 +174,13 @@ class Case:
 
 
 def run(
-    *, request_bytes: int, page_sizes: tuple[int, ...], rounds: int, digests: tuple[str, ...], as_json: bool
+    *,
+    request_bytes: int,
+    page_sizes: tuple[int, ...],
+    rounds: int,
+    digests: tuple[str, ...],
+    devices: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     arena_bytes = 2 * REQUESTS * request_bytes
     config = f"requests of {request_bytes / MIB:g} MiB, 256-token chunks, shuffled blocks"
@@ -169,15 +192,20 @@ def run(
             _, clients[setting] = stack.enter_context(serving(flags, arena_bytes, engine="bench-host"))
         for page_bytes in page_sizes:
             ceiling = Ceiling(request_bytes)
-            cases = {setting: Case(client, page_bytes, request_bytes) for setting, client in clients.items()}
+            cases = {
+                (setting, device): Case(client, page_bytes, request_bytes, device)
+                for setting, client in clients.items()
+                for device in devices
+            }
             for number in range(rounds + 1):  # the first warms up
                 for case in cases.values():
                     case.round(number, ceiling)
-            for setting, case in cases.items():
+            for (setting, device), case in cases.items():
+                suffix = (f"_{setting}" if len(clients) > 1 else "") + (f"_{device}" if len(devices) > 1 else "")
                 for name, rates in case.rates.items():
-                    suffix = f"_{setting}" if len(cases) > 1 else ""
                     row = f"{name}_{page_bytes >> 10}k{suffix}"
                     rows.add(row, rates[1:], "GB/s", ceilings=case.beside[name][1:])
+                rows.add(f"call_store_{page_bytes >> 10}k{suffix}", case.call_us[1:], "us")
                 case.close()
             say(f"page {page_bytes}: ceiling {ceiling.median():.2f} GB/s by {ceiling.best()}")
             ceiling.close()
@@ -186,14 +214,17 @@ def run(
 def main() -> None:
     parser = option_parser(__doc__, smoke="tiny sizes")
     parser.add_argument("--digests", default="on", help="on, off, or off,on: two servers by turns")
+    parser.add_argument("--devices", default="host", help="host, portable, or host,portable by turns")
+    parser.add_argument("--pages", help="KiB of the pages to measure, as 2,16,128; all without it")
     given = parser.parse_args()
-    digests = tuple(given.digests.split(","))
+    digests, devices = tuple(given.digests.split(",")), tuple(given.devices.split(","))
+    shared = {"digests": digests, "devices": devices, "as_json": given.json}
     if given.smoke:
         pages = (2 << 10, 128 << 10)
-        run(request_bytes=16 * MIB, page_sizes=pages, rounds=2, digests=digests, as_json=given.json)
+        run(request_bytes=16 * MIB, page_sizes=pages, rounds=2, **shared)
     else:
-        pages = tuple(REGIONS_OF_PAGE)
-        run(request_bytes=256 * MIB, page_sizes=pages, rounds=7, digests=digests, as_json=given.json)
+        pages = tuple(int(page) << 10 for page in given.pages.split(",")) if given.pages else tuple(REGIONS_OF_PAGE)
+        run(request_bytes=256 * MIB, page_sizes=pages, rounds=7, **shared)
 
 
 if __name__ == "__main__":

@@ -79,6 +79,8 @@ class Burst:
 
     def __init__(self, client: Client, pool: Pool, seed: int, *, requests: int, in_flight: int) -> None:
         self._pool, self._in_flight = pool, in_flight
+        self.call_s: list[float] = []
+        """What each call took of the caller's thread."""
         shuffle = random.Random(seed).shuffle
 
         def orders() -> list[list[int]]:
@@ -118,7 +120,9 @@ class Burst:
         for request in self.requests:
             if len(running) == self._in_flight:
                 results.append(running.popleft().result(WAIT_S))
+            called = time.perf_counter()
             running.append(begin(request))
+            self.call_s.append(time.perf_counter() - called)
         results.extend(future.result(WAIT_S) for future in running)
         moved_bytes = len(self.requests) * self._pool.request_bytes
         return results, moved_bytes / (time.perf_counter() - began) / 1e9

@@ -58,6 +58,7 @@ def test_memory_that_cannot_be_shared_is_refused_naming_the_setting(client: Clie
     assert code == "not-exportable"
     name = "PYTORCH_CUDA_ALLOC_CONF" if vendor == "cuda" else "PYTORCH_HIP_ALLOC_CONF"
     assert f"set {name}=expandable_segments:False" in message
+    assert '"device": "portable"' in message
 
 
 def test_a_tensor_that_leaves_its_allocation_is_refused(client: ClientHalf) -> None:

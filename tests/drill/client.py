@@ -57,6 +57,22 @@ BUGS = (
     ),
     Bug(
         "P1",
+        "devices of one kind share whatever their names are",
+        f"{VLLM}/devices.py",
+        r'else f"\{platform\.device_type\} \{name\}"',
+        r"else platform.device_type",
+        ("tests/unit/vllm/test_vllm_devices.py",),
+    ),
+    Bug(
+        "P1",
+        "a portable store waits for an event that was never recorded",
+        f"{KVCLIENT}/memory/torch_device.py",
+        r"event\.record\(\) return event",
+        r"return event",
+        ("tests/unit/vllm/test_vllm_devices.py",),
+    ),
+    Bug(
+        "P1",
         "hashes of other blocks are believed",
         f"{VLLM}/hbm.py",
         r"if self\._cached is None or len\(hashes\) != [^\n]*:",

@@ -29,6 +29,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 RANK_FAILS = "KVSERVER_E2E_RANK_FAILS"
 """Environment variable with the path of a file; while the file exists, one rank of one_rank.py fails its loads."""
+DEVICE = "KVSERVER_E2E_DEVICE"
+"""Environment variable with the connector's option `device` for all engines that say nothing else: portable."""
+POOL = "kvserver-portable" if os.environ.get(DEVICE) else "kvserver-pool"
+"""Beginning of the name of the memory by which the server reaches an engine's KV."""
 PATIENT: dict[str, object] = {"lookup_timeout_ms": 1000, "load_timeout_ms": 45_000, "min_load_tokens": 0}
 """Long timeouts: an overloaded machine must not turn a hit into a miss. The prompts here are short."""
 
@@ -194,11 +198,12 @@ class Engine:
 
 
 def transfer_config(socket: Path, connector: dict[str, object], *, patient: bool = True) -> dict[str, object]:
-    """The kv_transfer_config for our connector."""
+    """The kv_transfer_config for our connector, on the device that KVSERVER_E2E_DEVICE names."""
+    device = {"device": os.environ[DEVICE]} if os.environ.get(DEVICE) else {}
     return {
         "kv_connector": "KvServerConnector",
         "kv_connector_module_path": "kvclient.vllm",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"socket": str(socket), **(PATIENT if patient else {}), **connector},
+        "kv_connector_extra_config": {"socket": str(socket), **device, **(PATIENT if patient else {}), **connector},
     }

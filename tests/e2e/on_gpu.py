@@ -8,6 +8,8 @@
                                                     # connector and one with a server; both run all the time
     python -m tests.e2e.on_gpu --rounds 33000       # two GPUs, latent attention: a conversation whose second and
                                                     # third round find all earlier tokens in the server
+    --device portable: all bytes go through torch and the host. A second engine, which shares its memory, must find what
+    the first stored. With --ttft it is an arm of its own: --arms kvserver portable
     --graphs: vLLM's usual mode, with compiled code and CUDA graphs. Otherwise eager, which starts sooner.
 
 Needs a GPU, vLLM (0.20.2 or newer), transformers, and kvserver installed. Exit status 1 if a check failed.
@@ -15,6 +17,7 @@ Needs a GPU, vLLM (0.20.2 or newer), transformers, and kvserver installed. Exit 
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -28,7 +31,7 @@ from typing import NamedTuple
 
 from tests.e2e.arena import flip_stored_bytes
 from tests.e2e.checks import prompt, settled
-from tests.e2e.engine import Answer, Engine
+from tests.e2e.engine import DEVICE, Answer, Engine
 from tests.e2e.rounds import Conversation, mismatches
 from tests.process.harness import Server, until
 
@@ -64,7 +67,9 @@ KINDS = {
 SPARE_TOKENS = 4096
 """Free tokens in a pool sized for the longest prompt."""
 LLAMA_8B_TOKEN_BYTES = 32 * 2 * 8 * 128 * 2
-ARMS = ("none", "native", "kvserver")
+OURS = {"kvserver": "", "portable": "portable"}
+"""Arms with a server -> the connector's option `device`."""
+ARMS = ("none", "native", *OURS)
 GRAPHS: dict[str, object] = {
     "enforce_eager": False,
     "compilation_config": {"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 64]},
@@ -188,7 +193,10 @@ def identity(checks: Checks, model: Path, kind: Kind, graphs: dict[str, object])
             checks.check("from the server", from_server)
             checks.check("loads", partial(clean, engine))
             checks.check("changed bytes are noticed", flipped)
-        with Engine(model, server.path, environment={"PYTHONHASHSEED": "7"}, start_s=START_S, **options) as other:
+        # It shares its memory, also where the first one does not.
+        environment: dict[str, str] = {"PYTHONHASHSEED": "7"}
+        shares: dict[str, object] = {"device": ""}
+        with Engine(model, server.path, environment=environment, connector=shares, start_s=START_S, **options) as other:
 
             def elsewhere() -> str:
                 for tokens in LENGTHS:
@@ -256,12 +264,14 @@ def ttft(
     options["disable_hybrid_kv_cache_manager"] = True  # 0.20.2's own offloading requires it
     with Server(arena_bytes=OFFLOAD_GIB << 30) as server:
         for arm in arms:
-            if arm != "kvserver":
+            if arm not in OURS:
                 options["kv_transfer_config"] = None
             if arm == "native":
                 options["kv_offloading_size"] = OFFLOAD_GIB
-            with Engine(folder, server.path, connector=MODEL_ID, patient=False, start_s=START_S, **options) as engine:
-                if arm == "kvserver":
+            # Each arm computes its prompts first, so it must not find another's.
+            connector: dict[str, object] = {"model_id": f"dummy-8b-{arm}", "device": OURS.get(arm, "")}
+            with Engine(folder, server.path, connector=connector, patient=False, start_s=START_S, **options) as engine:
+                if arm in OURS:
                     until("the cache to be registered", lambda: server.status().caches == 1, 120)
                 checks.check(f"{arm}: features", partial(usual, engine))
                 for tokens in lengths:
@@ -269,7 +279,7 @@ def ttft(
                         f"{arm}: {tokens} tokens, milliseconds, median of {turns} (smallest - largest)",
                         partial(first_token, engine, server, tokens=tokens, longest=longest, turns=turns, arm=arm),
                     )
-                if arm == "kvserver":
+                if arm in OURS:
                     checks.check(f"{arm}: loads", partial(clean, engine))
             for option in ("kv_transfer_config", "kv_offloading_size"):
                 options.pop(option, None)
@@ -313,7 +323,7 @@ def first_token(engine: Engine, server: Server, *, tokens: int, longest: int, tu
         rows["HBM, stored"].append(found(seed, in_pool, 0))
         if arm != "none":
             push_out(turn)
-            rows["evicted"].append(found(seed, in_pool, tokens if arm == "kvserver" else 0))
+            rows["evicted"].append(found(seed, in_pool, tokens if arm in OURS else 0))
     return ", ".join(
         f"{name} {statistics.median(row):.1f} ({min(row):.1f} - {max(row):.1f})" for name, row in rows.items() if row
     )
@@ -381,11 +391,14 @@ def main() -> int:
     parser.add_argument("--misses", type=int, nargs="+", metavar="TOKENS")
     parser.add_argument("--pairs", type=int, default=20, help="of each length of --misses")
     parser.add_argument("--rounds", type=int, metavar="TOKENS", help="of the first round, on two GPUs")
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=["none", "native", "kvserver"])
+    parser.add_argument("--device", choices=["portable"], help="of all engines that --ttft does not compare")
     parser.add_argument("--turns", type=int, default=5, help="of each arm and length")
     parser.add_argument("--graphs", action="store_true")
     options = parser.parse_args()
     graphs = GRAPHS if options.graphs else {}
+    if options.device:
+        os.environ[DEVICE] = options.device
     checks = Checks()
     with tempfile.TemporaryDirectory(prefix="kv-model-") as folder:
         if options.ttft:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.checks import CLOSE, assert_same, prompt, settled, whole_chunks
-from tests.e2e.engine import Answer, Engine
+from tests.e2e.engine import POOL, Answer, Engine
 from tests.process.harness import Server, kill, maps, resume, stop, stopped, until
 
 TOKENS = 8
@@ -291,7 +291,7 @@ def test_an_engine_that_is_killed_within_a_load_leaves_nothing_behind(
 ) -> None:
     """The last test: it kills the engine."""
     mover = server.mover_pid()
-    assert maps(mover, "kvserver-pool")
+    assert maps(mover, POOL)
     stop(mover)
     engine.call("add", "killed", prompt(1, LENGTH), TOKENS)
     until("the load to be under way", lambda: server.status().retrieves == 1)
@@ -300,7 +300,7 @@ def test_an_engine_that_is_killed_within_a_load_leaves_nothing_behind(
     until("its memory to be let go", lambda: server.status().caches == 0 and server.status().sessions <= 1)
     until("the server to be at rest", lambda: settled(server))
     left = server.mover_pid_now()
-    assert not (left and maps(left, "kvserver-pool"))
+    assert not (left and maps(left, POOL))
     with Engine(models / "llama", server.path, block_size=32) as other:
         found = other.generate([prompt(1, LENGTH)], tokens=TOKENS)[0]
         assert found.cached_tokens == whole_chunks(LENGTH)

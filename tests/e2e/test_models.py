@@ -257,7 +257,10 @@ def test_another_engine_finds_what_the_first_stored(
     engine.close()  # two engines at once are too much for two cores
     until("the engine's sessions to end", lambda: server.status().caches == 0)
     environment = {} if case.options.items() >= HASHES.items() else {"PYTHONHASHSEED": "7"}
-    with Engine(models / case.model, server.path, environment=environment, **case.options) as other:
+    connector: dict[str, object] = {"device": ""}  # it shares its memory, also if the first one is told not to
+    with Engine(
+        models / case.model, server.path, environment=environment, connector=connector, **case.options
+    ) as other:
         until("it to be registered", lambda: server.status().caches == case.ranks)
         for (seed, tokens), wanted in reversed(list(zip(PROMPTS, computed, strict=True))):
             found = other.generate([prompt(seed, tokens)], tokens=TOKENS)[0]

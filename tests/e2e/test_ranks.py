@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.checks import assert_same, prompt, settled, whole_chunks
-from tests.e2e.engine import Engine
+from tests.e2e.engine import POOL, Engine
 from tests.process.harness import (
     OBSERVER_SESSIONS,
     Server,
@@ -65,7 +65,7 @@ def kill_a_rank(engine: Engine, rank: int, server: Server) -> None:
     """Kills a rank while the stopped mover has a job of it. Returns when the server holds nothing of any rank."""
     workers, mover = ranks_of(engine), server.mover_pid()
     assert len(workers) == RANKS
-    assert maps(mover, "kvserver-pool")
+    assert maps(mover, POOL)
     kill(workers[rank])
     with pytest.raises(AssertionError, match="EngineDead"):
         engine.end()
@@ -78,7 +78,7 @@ def kill_a_rank(engine: Engine, rank: int, server: Server) -> None:
 def is_rid_of_all(server: Server) -> bool:
     status, mover = server.status(), server.mover_pid_now()
     has_gone = status.caches == 0 and status.sessions <= OBSERVER_SESSIONS
-    return has_gone and not (mover and maps(mover, "kvserver-pool"))
+    return has_gone and not (mover and maps(mover, POOL))
 
 
 def test_a_rank_that_is_killed_within_a_load_leaves_nothing_behind(running: Running, server: Server) -> None:

@@ -28,6 +28,8 @@ from kvserver.wire.messages import STAGING_SEGMENTS, Buffer, GroupSpec
 RTC_WHEELS = ("nvidia/cu13/lib/libnvrtc.so.13", "nvidia/cuda_nvrtc/lib/libnvrtc.so.12")
 """Paths of NVIDIA's run-time compiler in PyPI's packages, relative to a directory of sys.path."""
 
+OTHERWISE = 'Otherwise vLLM\'s connector has "device": "portable", which goes through torch and the host, slowly'
+
 __all__ = ["EventWatch", "Export", "StagedCopier", "event_watch", "export", "staged_copier"]
 
 
@@ -140,7 +142,7 @@ def _refusal(problem: Exception) -> RequestError:
     """The RequestError for a problem. Refusals of the data plane begin with a code; a driver's errors do not."""
     code, colon, message = str(problem).partition(": ")
     if isinstance(problem, ValueError) and colon:
-        return RequestError(code, message)
+        return RequestError(code, f"{message}. {OTHERWISE}" if code == "not-exportable" else message)
     return RequestError("driver", str(problem))
 
 

@@ -62,10 +62,11 @@ class Portable:
         self.descriptor = create_memfd(f"kvserver-portable-{spec.name}", self._pages.bytes)
         self._pages.attach(self.descriptor)
         log.warning(
-            "portable path name=%s device=%s bytes=%d: slow, as every byte goes through torch and the host",
+            "portable path name=%s device=%s bytes=%d staging=%s: slow, as every byte goes through torch and the host",
             spec.name,
             self._pages.device,
             self._pages.bytes,
+            self._pages.staging,
         )
 
     @property
@@ -183,9 +184,16 @@ class Portable:
             if not waiter.settled:
                 if count > len(self._free):
                     return
-                taken, self._free = self._free[:count], self._free[count:]
-                self._on.settle(waiter, taken)
+                self._on.settle(waiter, self._picked(count))
             self._queue.popleft()
+
+    def _picked(self, count: int) -> list[int]:
+        """Free places, such as follow each other if there are: these are copied without a detour."""
+        free = sorted(self._free)
+        starts = (at for at in range(len(free) - count + 1) if free[at + count - 1] - free[at] == count - 1)
+        start = next(starts, 0)
+        self._free = free[:start] + free[start + count :]
+        return free[start : start + count]
 
     def _moved(self, items: list[GroupBlocks], first_chunk: int, places: list[int]) -> tuple[list[GroupBlocks], Moves]:
         """The blocks as registered with the server, and the moves between blocks and places."""

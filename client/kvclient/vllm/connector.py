@@ -23,6 +23,7 @@ from kvclient.client import Client
 from kvclient.identity.late_namespaces import namespace_of
 from kvclient.identity.model_files import ModelFiles, hub_folder, model_files, settings_text
 from kvclient.identity.processes import began_ns
+from kvclient.memory.torch_device import flat
 from kvclient.offload.announced import Announced
 from kvclient.offload.ends import Ended, Ends, Report
 from kvclient.offload.guard import GuardedWorker
@@ -30,8 +31,9 @@ from kvclient.offload.settings import MIB, NO_GRAPHS, chosen_chunk_tokens
 from kvclient.offload.values import Group, Options, RetrieveOrder, StoreOrder
 from kvclient.offload.worker import Worker
 from kvclient.transport.event_stream import EventStream, ZeroMqSockets
-from kvclient.values import CacheSpec, DeviceBuffer, HostBuffer
+from kvclient.values import Buffered, CacheSpec, DeviceBuffer, TensorBuffer
 from kvclient.vllm import releases, versions
+from kvclient.vllm.devices import PORTABLE, device_kind, device_name, stream_events
 from kvclient.vllm.events import TOKENS_MAX, RouterEvents, Words, kinds_of
 from kvclient.vllm.guard import GuardedScheduler
 from kvclient.vllm.keys import Keyer, adapter_settings, names_media
@@ -141,6 +143,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
         self._is_listed = releases.check_release(vllm.__version__)
         transfer = vllm_config.kv_transfer_config
         self._settings = parse(transfer.kv_connector_extra_config)
+        self._device = device_kind(current_platform, self._settings.device)
         parallel = vllm_config.parallel_config
         self._contexts = getattr(parallel, "decode_context_parallel_size", 1)
         self._tensor_ranks, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
@@ -167,7 +170,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
                 log.warning(NO_GRAPHS, setting)
         else:
             self._allocating = ExitStack()
-            self._zeros = self._shared_zeros() if current_platform.is_cpu() else None
+            self._zeros = self._shared_zeros() if self._device == "host" else None
             self._side_tensors = SideTensors(vllm_config.compilation_config.static_forward_context)
             self._kv_caches: dict[str, Any] = {}
             self._is_described = self._is_asleep = self._is_bound = False
@@ -175,7 +178,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             self._ended = Ended([], set(), set(), set(), {})
             stage = get_pp_group().rank_in_group if stages > 1 else 0
             self._rank = stage * self._tensor_ranks + get_tensor_model_parallel_rank()
-            self._event = _no_event if current_platform.is_cpu() else _recorded_event
+            self._event = stream_events(current_platform, self._device)
             worker = Worker(self._client(rank=self._rank), rank=self._rank, event=self._event, log=log)
             self._worker = GuardedWorker(worker, log)
             _here[self._engine, self._epoch, self._settings.socket] = worker.ends
@@ -398,7 +401,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             chunk_tokens=self._chunk_tokens,
             drafts=_drafts(config),
             version=vllm.__version__,
-            device=cpu_kind() if current_platform.is_cpu() else current_platform.get_device_name(),
+            device=cpu_kind() if current_platform.is_cpu() else device_name(current_platform),
             layout=versions.page_orders(self._kv_cache_config, layout.orders, os.environ),
             beside=layout.side_tensors,
             environment=environment_that_counts(os.environ, envs),
@@ -423,7 +426,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
                 rank=self._rank,
                 replicas=replicas,
             ),
-            device=_device_kind(),
+            device=self._device,
             tenant=self._settings.tenant,
             staging_bytes=self._settings.staging_mib * MIB,
             tokens_max=config.model_config.max_model_len,
@@ -458,8 +461,10 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
         _check_supported(self._vllm_config, self._kv_cache_config)
         return self._stage()
 
-    def _buffers(self, layout: Layout) -> list[HostBuffer | DeviceBuffer]:
-        if not current_platform.is_cpu():
+    def _buffers(self, layout: Layout) -> Sequence[Buffered]:
+        if self._device == PORTABLE:
+            return [TensorBuffer(flat(storage)) for storage in layout.storages]
+        if self._device != "host":
             return [DeviceBuffer(*found) for found in layout.allocations]
         made = self._zeros.made if self._zeros is not None else {}
         elsewhere = [found for found in layout.allocations if found.address not in made]
@@ -577,7 +582,6 @@ def _check_supported(config: Any, kv_config: Any) -> None:
         raise RequestError("unsupported", "this release of vLLM cannot be told of failed loads of windows and states")
     if has_drafts and getattr(parallel, "decode_context_parallel_size", 1) > 1:
         raise RequestError("unsupported", "a draft model beside decode_context_parallel_size; not supported yet")
-    _device_kind()
 
 
 def _check_ranks(parallel: Any) -> None:
@@ -614,16 +618,6 @@ def _fails_by_block(groups: Sequence[Group]) -> bool:
     states, even in a model with a single group.
     """
     return [group.kind for group in groups] == ["full"]
-
-
-def _device_kind() -> str:
-    if current_platform.is_cpu():
-        return "host"
-    if current_platform.is_rocm():
-        return "rocm"
-    if current_platform.is_cuda():
-        return "cuda"
-    raise RequestError("unsupported", f"platform {current_platform.device_name!r}; expected CUDA, ROCm or CPU")
 
 
 def _engine(config: Any) -> tuple[str, int]:
@@ -685,13 +679,3 @@ def _backends(config: Any, layers: Sequence[Sequence[str]]) -> list[str]:
     contexts = config.compilation_config.static_forward_context
     found = (getattr(contexts.get(name), "attn_backend", None) for names in layers for name in names)
     return [backend_called(backend) if backend is not None else "" for backend in found]
-
-
-def _recorded_event() -> object:
-    event = torch.cuda.Event()
-    event.record()
-    return event
-
-
-def _no_event() -> None:
-    return None

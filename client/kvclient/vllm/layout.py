@@ -40,6 +40,8 @@ class Layout(NamedTuple):
     """Each layer's dimensions within a block, in memory order, with sizes. The regions do not show this."""
     side_tensors: Sequence[str] = ()
     """The same for the tensors that layers keep outside their caches, with layer and attribute."""
+    storages: Sequence[Any] = ()
+    """The storages that are the allocations."""
 
 
 # ---------------------------------------------------------------- groups
@@ -160,7 +162,7 @@ def layout_of(
         for name in names
         if (held := side_tensors.get(name)) is not None
     ]
-    return Layout(memory.allocations, regions, layers, orders, shown)
+    return Layout(memory.allocations, regions, layers, orders, shown, memory.storages)
 
 
 def block_tensors(
@@ -227,6 +229,7 @@ class _Memory:
 
     def __init__(self, blocks: int, kv_caches: Mapping[str, Any]) -> None:
         self.allocations: list[Extent] = []
+        self.storages: list[Any] = []
         self._blocks = blocks
         self._kv_caches = kv_caches
 
@@ -256,6 +259,7 @@ class _Memory:
         allocation = Extent(storage.data_ptr(), storage.nbytes())
         if allocation not in self.allocations:
             self.allocations.append(allocation)
+            self.storages.append(storage)
         runs = region_runs(
             part,
             buffer=self.allocations.index(allocation),

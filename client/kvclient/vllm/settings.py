@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvclient.offload.settings import ConnectorSettings, checked
+from kvclient.vllm.devices import PORTABLE
 from kvserver.errors import RequestError
 
 FOREIGN = frozenset({"engine_id", "connectors", "kv_connector_module_path"})
@@ -16,6 +17,8 @@ SELF_TEST = ("auto", "on", "off")
 class Settings(ConnectorSettings):
     """The connector's settings; docs/vllm.md describes each."""
 
+    device: str = ""
+    """portable: through torch and the host, for devices that share no memory. Empty: as the platform has it."""
     step_wait_us: int = 500
     """How long a step with other work waits for lookups, for all its requests together."""
     store_timeout_ms: int = 30_000
@@ -33,4 +36,7 @@ class Settings(ConnectorSettings):
 
 def parse(extra_config: Mapping[str, object]) -> Settings:
     """Check and convert the settings. RequestError names the key, what was expected and what came."""
-    return checked(Settings, {name: value for name, value in extra_config.items() if name not in FOREIGN})
+    settings = checked(Settings, {name: value for name, value in extra_config.items() if name not in FOREIGN})
+    if settings.device not in ("", PORTABLE):
+        raise RequestError("settings", f"device={settings.device!r} must be {PORTABLE!r}, or left out")
+    return settings

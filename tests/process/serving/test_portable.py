@@ -2,10 +2,13 @@
 
 Needs torch, which `make e2e` and `make e2e-ci` install. Bytes against kernels: tests/device/test_portable_device.py."""
 
+import logging
 import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,9 @@ from kvclient import (
     namespace_digest,
 )
 from kvclient.memory.layouts import describe
+from kvclient.offload.ends import Report
+from kvclient.offload.values import RetrieveOrder, StoreOrder
+from kvclient.offload.worker import Worker
 from tests.process.engine import PATIENT, Prompt, prompt
 from tests.process.harness import WAIT_S, Server, kill, until
 
@@ -376,3 +382,106 @@ def test_an_event_that_never_comes_is_a_miss_in_time(engine: Engine) -> None:
     with pytest.raises(RequestError) as refusal:
         engine.store(STORY, FROM, after=object())
     assert refusal.value.code == "after"
+
+
+# ---------------------------------------------------------------- the worker of a connector
+
+
+class Stream:
+    """An engine's stream that runs what was queued when the test says so, and not before."""
+
+    def __init__(self) -> None:
+        self.queued: list[Callable[[], object]] = []
+        self.done = 0
+
+    def event(self) -> "Point":
+        return Point(self, len(self.queued))
+
+    def run(self) -> None:
+        for work in self.queued[self.done :]:
+            work()
+            self.done += 1
+
+
+class Point:
+    def __init__(self, stream: Stream, at: int) -> None:
+        self._stream, self._at = stream, at
+        self.asked = threading.Event()
+
+    def query(self) -> bool:
+        self.asked.set()
+        return self._stream.done >= self._at
+
+
+@pytest.fixture
+def worker(engine: Engine) -> Iterator[tuple[Worker, Stream, list[Point]]]:
+    """A worker on the engine's tensors. Its events are noted in the list."""
+    stream, points = Stream(), []
+
+    def event() -> Point:
+        points.append(stream.event())
+        return points[-1]
+
+    known: Future[bytes] = Future()
+    known.set_result(engine.spec.namespace)
+    made = Worker(engine.client, rank=0, event=event, log=logging.getLogger("worker"))
+    made.register(replace(engine.spec, name="worker"), known)
+    yield made, stream, points
+    stream.run()
+    made.unregister()
+
+
+def test_a_store_holds_what_the_forward_before_it_wrote(
+    engine: Engine, worker: tuple[Worker, Stream, list[Point]]
+) -> None:
+    made, stream, points = worker
+    made.begin([], [StoreOrder(1, "a", 0, b"", STORY.keys, (Blocks(0, 0, FROM),))])
+    stream.queued.append(lambda: [write(tensor, FROM, 2.5) for tensor in engine.tensors])
+    made.computed()
+    assert points[-1].asked.wait(WAIT_S)
+    engine.client.status()
+    assert made.take_ended().reports == []
+    stream.run()
+    (report,) = ended(made)
+    assert report.result.chunks == 4
+    for tensor in engine.tensors:
+        write(tensor, INTO, -1.0)
+    assert engine.retrieve(STORY, INTO).result(WAIT_S).ok
+    assert all((tensor[:, INTO] == 2.5).all() for tensor in engine.tensors)
+
+
+def test_a_load_writes_after_what_ran_before_it_and_is_complete_when_it_is_reported(
+    engine: Engine, worker: tuple[Worker, Stream, list[Point]]
+) -> None:
+    made, stream, points = worker
+    stored = engine.bytes_of(FROM)
+    assert engine.store(STORY, FROM).result(WAIT_S).chunks == 4
+    found = engine.client.lookup(engine.spec.namespace, STORY.keys)
+    assert found.lease is not None
+    seen: list[list[Any]] = []
+    before = engine.bytes_of(INTO)
+    stream.queued.append(lambda: seen.append(engine.bytes_of(INTO)))  # a forward that still reads the blocks
+    made.begin([RetrieveOrder(2, "b", found.lease, (Blocks(0, 0, INTO),), 0, 4 * CHUNK_TOKENS)], [])
+    assert points[-1].asked.wait(WAIT_S)
+    engine.client.status()
+    assert made.take_ended().retrieved == set()
+    stream.run()
+    (report,) = ended(made)
+    assert report.result.ok
+    assert equal(engine.bytes_of(INTO), stored)
+    assert equal(seen[0], before)
+
+
+def write(tensor: Any, ids: list[int], value: float) -> None:
+    tensor[:, ids] = value
+
+
+def ended(worker: Worker) -> list[Report]:
+    reports: list[Report] = []
+
+    def has_some() -> bool:
+        reports.extend(worker.take_ended().reports)
+        return bool(reports)
+
+    until("the job to end", has_some)
+    return reports
