@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import vllm
+from vllm.distributed.kv_events import BlockRemoved, BlockStored
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.lora.request import LoRARequest
 
@@ -97,6 +98,10 @@ class Remote:
             "prefix_caching": bool(config.cache_config.enable_prefix_caching),
             "chunked_prefill": bool(config.scheduler_config.enable_chunked_prefill),
         }
+
+    def event_fields(self) -> dict[str, tuple[str, ...]]:
+        """Fields of vLLM's KV events."""
+        return {kind.__name__: kind.__struct_fields__ for kind in (BlockStored, BlockRemoved)}
 
     def metrics(self) -> dict[str, float]:
         """Counters and gauges by name, summed over labels; those with a source label also as name:source."""
