@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import vllm
 from vllm.distributed.kv_events import BlockRemoved, BlockStored
-from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.lora.request import LoRARequest
 
 
@@ -82,10 +81,6 @@ class Remote:
     def wake(self) -> bool:
         """True unless vLLM says that it failed; vLLM before 0.32 says nothing."""
         return self._llm.wake_up() is not False
-
-    def tell_connector(self, hook: str) -> None:
-        """Calls a hook of each worker's connector, as vLLM does around a sleep on GPUs. Only in one process."""
-        self._llm.collective_rpc(lambda _: getattr(get_kv_transfer_group(), hook)())
 
     def is_asynchronous(self) -> bool:
         """True if a step is scheduled while the previous one runs."""
