@@ -101,5 +101,7 @@ def serving(
 
 def _flags_of(options: dict[str, object]) -> Iterator[str]:
     for name, value in options.items():
+        if value is None:
+            continue
         yield f"--{name.replace('_', '-')}"
         yield value if isinstance(value, str) else json.dumps(value)

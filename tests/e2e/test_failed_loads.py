@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.e2e.cases import STAGES
 from tests.e2e.checks import assert_same, prompt, settled, skip_what_does_not_run
 from tests.e2e.engine import ONE_PROCESS, RANK_FAILS, Answer, Engine, transfer_config
 from tests.process.harness import Server, stop, until
@@ -30,8 +31,8 @@ class Case(NamedTuple):
 CASES = {
     "windows alone": Case("mistral", {"block_size": 32, **ONE_PROCESS}),
     "windows-tp2": Case("gemma3", {"block_size": 32, "tensor_parallel_size": 2}),
-    "windows-pp2": Case("gemma3", {"block_size": 32, "pipeline_parallel_size": 2}),
-    "pp2": Case("llama", {"block_size": 32, "pipeline_parallel_size": 2}),
+    "windows-pp2": Case("gemma3", STAGES),
+    "pp2": Case("llama", STAGES),
     "states": Case("lfm2", {"block_size": 32, "prefix_cache_retention_interval": 256}),
 }
 

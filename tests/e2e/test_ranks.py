@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.cases import STAGES
 from tests.e2e.checks import assert_same, prompt, settled, whole_chunks
 from tests.e2e.engine import POOL, Engine
 from tests.process.harness import (
@@ -35,16 +36,18 @@ ENDS_S = 60.0
 Running = Callable[[], Engine]
 
 
-@pytest.fixture(scope="module", params=["tensor_parallel_size", "pipeline_parallel_size"])
+@pytest.fixture(scope="module", params=["ranks", "stages"])
 def running(request: pytest.FixtureRequest, models: Path, server: Server) -> Iterator[Running]:
     """Returns the live engine, or starts another."""
     engines: list[Engine] = []
+    ranks: dict[str, object] = {"block_size": 32, "tensor_parallel_size": RANKS}
+    options = STAGES if request.param == "stages" else ranks
 
     def engine() -> Engine:
         if engines and not ranks_of(engines[-1]):
             engines.pop().close()
         if not engines:
-            engines.append(Engine(models / "llama", server.path, block_size=32, **{request.param: RANKS}))
+            engines.append(Engine(models / "llama", server.path, **options))
             engines[-1].wait_started()
             until("both ranks to be registered", lambda: server.status().caches == RANKS)
         return engines[-1]

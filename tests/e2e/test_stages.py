@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.arena import flip_stored_bytes
-from tests.e2e.cases import LLAMA_BYTES
+from tests.e2e.cases import LLAMA_BYTES, STAGES
 from tests.e2e.checks import CLOSE, assert_same, prompt, settled, whole_chunks
 from tests.e2e.engine import Answer, Engine
 from tests.process.checked import CheckedServer
@@ -20,7 +20,6 @@ pytestmark = pytest.mark.long
 
 LENGTH = 900
 TOKENS = 8
-STAGES: dict[str, object] = {"pipeline_parallel_size": 2, "block_size": 32}
 
 
 @pytest.fixture(scope="module")
