@@ -118,7 +118,7 @@ def test_what_is_stored_is_told_with_vllms_own_hashes_and_tokens(engine: Engine,
 
 def test_what_has_left_dram_is_told_as_on_disk(engine: Engine, router: Router, server: Server) -> None:
     before = router.blocks("cpu")
-    for seed in range(2, 6):
+    for seed in range(2, 9):
         engine.generate([prompt(seed, LENGTH)], tokens=1)
     until("the server to be at rest", lambda: settled(server))
     until("the first prompt to be told as on disk", lambda: stepped(engine) and before <= router.blocks("storage"))
@@ -135,7 +135,7 @@ def test_after_vllm_cleared_its_own_cache_the_servers_chunks_are_told_again(engi
 def test_what_is_told_is_found(engine: Engine, router: Router) -> None:
     engine.evict()
     told = {block for block in held(router) if router.index.tokens[block][1][0] is not None}
-    for seed in range(1, 6):
+    for seed in range(1, 9):
         blocks = blocks_of(router, prompt(seed, LENGTH))
         found = engine.generate([prompt(seed, LENGTH)], tokens=1)[0].cached_tokens
         assert found == len(blocks & told) * BLOCK
