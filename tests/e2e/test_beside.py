@@ -13,9 +13,9 @@ pytestmark = pytest.mark.long
 LENGTH = 600
 
 
-def engine(server: Server, models: Path, name: str, **connector: object) -> Engine:
+def engine(server: Server, models: Path, name: str) -> Engine:
     """An engine with a connector of beside.py."""
-    transfer = {**transfer_config(server.path, connector), "kv_connector": name}
+    transfer = {**transfer_config(server.path, {}), "kv_connector": name}
     options = {**ONE_PROCESS, "kv_transfer_config": {**transfer, "kv_connector_module_path": "tests.e2e.beside"}}
     return Engine(models / "llama", server.path, block_size=32, **options)
 
@@ -26,16 +26,6 @@ def test_an_engine_that_keeps_more_from_the_start_does_not_start(server: Server,
         engine(server, models, "KeepsMoreFromTheStart"),
     ):
         pass
-
-
-def test_an_engine_whose_layout_is_read_wrong_does_not_start_if_it_is_tested(server: Server, models: Path) -> None:
-    with (
-        pytest.raises(AssertionError, match=r"self-test: layer model.layers.\S* of group 0: block \d+ does not hold"),
-        engine(server, models, "ReadsItsLayoutWrong", self_test="on"),
-    ):
-        pass
-    until("the server to forget the test", lambda: settled(server) and server.status().caches == 0)
-    assert server.status().chunks == 0
 
 
 def test_one_that_keeps_more_later_goes_on_without_a_cache_and_has_stored_nothing(server: Server, models: Path) -> None:

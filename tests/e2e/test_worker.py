@@ -1,7 +1,7 @@
-"""The KV cache's memory is given back and made anew, as vLLM 0.33 does on GPUs around a sleep.
+"""A worker's connector with vLLM's classes, real tensors and a real server, but without an engine.
 
-A worker's connector with vLLM's classes, real tensors and a real server, but without an engine: on CPUs vLLM keeps the
-memory, and calls none of these hooks.
+For what vLLM does not do on CPUs: from 0.33 on it gives the KV cache's memory back on GPUs around a sleep, and makes it
+anew. And for a connector with a mistake.
 """
 
 import importlib
@@ -37,8 +37,8 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Any:
     return found
 
 
-@pytest.fixture
-def worker(module: Any, server: Server) -> Iterator[Any]:
+def made(module: Any, server: Server, kind: Any) -> Any:
+    """A worker's half of that class, and the tensors of its only layer. They are not registered yet."""
     model = {"runner_type": "generate", "is_prefix_caching_supported": True, "max_model_len": 512, "model": "m"}
     extra = {"socket": str(server.path), "model_id": "m", "chunk_tokens": CHUNK, "self_test": "on"}
     transfer = SimpleNamespace(engine_id="e", kv_role="kv_both", kv_connector_extra_config=extra)
@@ -54,12 +54,18 @@ def worker(module: Any, server: Server) -> Iterator[Any]:
     group = SimpleNamespace(layer_names=["a"], kv_cache_spec=FullAttentionSpec(block_size=TOKENS, page_size_bytes=PAGE))
     tensor = SimpleNamespace(size=BLOCKS * PAGE, shared_by=["a"])
     described = SimpleNamespace(num_blocks=BLOCKS, kv_cache_groups=[group], kv_cache_tensors=[tensor])
-    made = module.KvServerConnector(config, module.interface.KVConnectorRole.WORKER, described)
-    with made.get_mem_pool_context():
+    worker = kind(config, module.interface.KVConnectorRole.WORKER, described)
+    with worker.get_mem_pool_context():
         flat = torch.zeros(BLOCKS * PAGE, dtype=torch.int8, device="cpu")
-    made.register_kv_caches({"a": flat.view(torch.float32).view(BLOCKS, 2, TOKENS, 8)})
-    yield made
-    made.shutdown()
+    return worker, {"a": flat.view(torch.float32).view(BLOCKS, 2, TOKENS, 8)}
+
+
+@pytest.fixture
+def worker(module: Any, server: Server) -> Iterator[Any]:
+    running, caches = made(module, server, module.KvServerConnector)
+    running.register_kv_caches(caches)
+    yield running
+    running.shutdown()
 
 
 def done(module: Any, worker: Any, **orders: Any) -> Any:
@@ -107,3 +113,14 @@ def test_memory_that_is_given_back_is_let_go_and_what_was_stored_is_found_behind
         assert server.status().caches == 1
         assert load(3).ok
     assert torch.equal(cache[TARGETS], wanted)
+
+
+def test_a_layout_that_is_read_wrong_is_refused_at_registration_and_leaves_nothing(module: Any, server: Server) -> None:
+    before = server.status().chunks
+    kind = importlib.import_module("tests.e2e.beside").ReadsItsLayoutWrong
+    running, caches = made(module, server, kind)
+    caches["a"].copy_(torch.randn(caches["a"].shape))
+    with pytest.raises(module.RequestError, match=r"self-test: layer a of group 0: block \d+ does not hold the bytes"):
+        running.register_kv_caches(caches)
+    running.shutdown()
+    until("the server to forget it", lambda: (server.status().caches, server.status().chunks) == (0, before))
