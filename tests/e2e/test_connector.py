@@ -76,8 +76,8 @@ def test_answers_are_taken_where_vllm_takes_events_behind_each_step(module: Any)
     scheduler = importlib.import_module("vllm.v1.core.sched.scheduler").Scheduler
     assert "self.connector.take_events()" in inspect.getsource(scheduler.update_from_output)
     connector, collected = object.__new__(module.KvServerConnector), []
-    connector._scheduler = SimpleNamespace(collect=lambda: collected.append(True))
-    assert list(connector.take_events()) == []
+    connector._scheduler = SimpleNamespace(collect=lambda: collected.append(True), take_events=lambda: ["an event"])
+    assert list(connector.take_events()) == ["an event"]
     assert collected == [True]
 
 
