@@ -1,21 +1,33 @@
 """Calls of the supervisor that the kernel refuses: the arena outlives each, and the story goes on."""
 
 import errno
+import multiprocessing
 import os
 import signal
 import tempfile
 import threading
-import traceback
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import NoReturn, TextIO
+from multiprocessing.connection import Connection
+from typing import TextIO
 
 import pytest
 
 from tests.rigs.supervisor_story import run
 
 WAIT_S = 60
+CLEAN = multiprocessing.get_context("forkserver")
+"""Forks off a process without threads. This one may have threads of libraries that do not survive a fork."""
+CLEAN.set_forkserver_preload(["tests.rigs.supervisor_story"])
 CALLS_MAX = 200
+
+
+def play(says: Connection, log: str, story: tuple[str, int, int, int]) -> None:
+    """The supervisor's process."""
+    os.dup2(says.fileno(), 1)
+    says.close()
+    os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND), 2)
+    run(*story)
 
 
 class Story:
@@ -30,37 +42,28 @@ class Story:
 
     def live(self) -> str:
         """Plays the story to its end; returns the supervisor's log."""
-        said, says = os.pipe()
-        with tempfile.TemporaryFile("w+") as log:
-            self._pid = os.fork()
-            if not self._pid:
-                self._play(says, log.fileno())
-            os.close(says)
-            watchdog = threading.Timer(WAIT_S, os.kill, (self._pid, signal.SIGKILL))
+        said, says = CLEAN.Pipe(duplex=False)
+        with tempfile.NamedTemporaryFile("r") as log:
+            process = CLEAN.Process(target=play, args=(says, log.name, self._arguments))
+            process.start()
+            says.close()
+            assert process.pid is not None
+            self._pid = process.pid
+            watchdog = threading.Timer(WAIT_S, process.kill)
             watchdog.start()
             try:
-                with open(said) as lines:
+                with open(os.dup(said.fileno())) as lines:
                     self._direct(lines)
             finally:
-                _, status = os.waitpid(self._pid, 0)
+                process.join()
                 watchdog.cancel()
-            log.seek(0)
+                said.close()
             text = log.read()
         shown = "\n".join([*self.lines, text])
-        assert status == 0, shown
+        assert process.exitcode == 0, shown
         assert "Traceback" not in text, shown
         assert self.calls, shown
         return text
-
-    def _play(self, says: int, log: int) -> NoReturn:
-        os.dup2(says, 1)
-        os.dup2(log, 2)
-        try:
-            run(*self._arguments)
-        except BaseException:
-            os.write(2, traceback.format_exc().encode())
-            os._exit(1)
-        os._exit(0)
 
     def _direct(self, lines: TextIO) -> None:
         deeds = iter((self._kill_mover, self._kill_brain, self._end))
