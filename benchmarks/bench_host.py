@@ -52,7 +52,7 @@ NAMESPACE_TAIL = struct.Struct(">28sI")
 class Pool:
     """A KV pool in shared memory (bursts.Pool). Each request covers one third; those in flight never share a block."""
 
-    def __init__(self, client: Client, page_bytes: int, request_bytes: int, device: str) -> None:
+    def __init__(self, client: Client, page_bytes: int, request_bytes: int, device: str = "host") -> None:
         self.page_bytes = page_bytes
         self.device = device
         self.regions = REGIONS_OF_PAGE[page_bytes]

@@ -84,7 +84,9 @@ def valkey() -> Iterator[Bench]:
             self._client.get(name, buffer=value)
 
     with ValkeyServer() as server:
-        settings = Settings((("127.0.0.1", server.port),), connections=1, probe_s=DEADLINE_S, bulk_s=DEADLINE_S)
+        settings = Settings(
+            (("127.0.0.1", server.port),), connections=1, probe_s=DEADLINE_S, bulk_s=DEADLINE_S, connect_s=DEADLINE_S
+        )
         yield Bench(ValkeyStore(settings), Library(server.port))
 
 

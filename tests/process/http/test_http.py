@@ -34,7 +34,8 @@ def test_each_server_tells_of_itself() -> None:
         for site, chunks in ((first, 3), (second, 5)):
             until(f"{chunks} chunks to be shown", lambda site=site, chunks=chunks: site.chunks() == (chunks, chunks))  # type: ignore[misc]
             assert [site.page(path)[0] for path in PAGES] == [HTTPStatus.OK] * len(PAGES)
-            assert site.sample('kvserver_stores_total{result="whole"}') == 1
+            whole = 'kvserver_stores_total{result="whole"}'
+            until("its store to be counted", lambda site=site, whole=whole: site.sample(whole) == 1)  # type: ignore[misc]
         assert first.sample("kvserver_incarnation") != second.sample("kvserver_incarnation")
         assert second.server.stop() == 0
         assert not second.is_healthy()

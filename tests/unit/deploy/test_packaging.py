@@ -15,7 +15,10 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 HEAVY = ("torch", "numpy", "vllm", "transformers", "opentelemetry", "grpcio", "protobuf", "fastapi", "pydantic")
 FRAMEWORKS = ("torch", "vllm", "numpy", "cuda", "hip")
-NEED_AN_ENGINE = ("kvclient.atom.connector", "kvclient.vllm.connector", "kvclient.vllm.memory", "kvclient.vllm.stats")
+NEED_AN_ENGINE = (
+    *("kvclient.atom.connector", "kvclient.vllm.connector", "kvclient.vllm.memory", "kvclient.vllm.self_test"),
+    "kvclient.vllm.stats",
+)
 """Modules that an engine loads; nothing else imports them."""
 IMPORTS = """
 import importlib.abc, pkgutil, sys
