@@ -48,6 +48,17 @@ def file_problem(path: str, found: os.stat_result, *, forbidden: int = OTHERS_RE
     )
 
 
+def secret_problem(found: os.stat_result) -> str:
+    """Why a file with a secret is not used; empty when it is. A group may read it, and root may own it."""
+    if not stat.S_ISREG(found.st_mode):
+        return "is no file"
+    if found.st_mode & (stat.S_IRWXO | stat.S_IWGRP | stat.S_IXGRP):
+        return f"has mode {stat.S_IMODE(found.st_mode):04o}; expected 0600, or 0640 for a group's"
+    if found.st_uid not in (0, os.geteuid()):
+        return f"belongs to user {found.st_uid}; expected this one ({os.geteuid()}) or root"
+    return ""
+
+
 def write_whole(path: Path, content: bytes, *, durable: bool) -> None:
     """Replaces `path` by a new file, whole or not at all. Raises OSError.
 

@@ -8,17 +8,16 @@ another user: no admin API is better than one that is open to everybody.
 import hmac
 import os
 import re
-import stat
 from collections.abc import Mapping
 from hashlib import sha256
 
 from kvserver.errors import ConfigError
+from kvserver.private_files import secret_problem
 
 ENVIRONMENT = "KVSERVER_ADMIN_TOKEN"
 FILE_BYTES_MAX = 65_536
 TOKENS_MAX = 64
 TOKEN_CHARS_MIN, TOKEN_CHARS_MAX = 20, 512
-OPEN_TO_OTHERS = stat.S_IRWXO | stat.S_IWGRP | stat.S_IXGRP
 
 _LINE = re.compile(r"(?:(?P<name>[A-Za-z0-9._@-]{1,64}):[ \t]+)?(?P<token>[!-~]+)")
 
@@ -65,12 +64,8 @@ def _read(path: str) -> str:
 
 
 def _check(path: str, found: os.stat_result) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        raise _refused(path, "is no file")
-    if found.st_mode & OPEN_TO_OTHERS:
-        raise _refused(path, f"has mode {stat.S_IMODE(found.st_mode):04o}; expected 0600, or 0640 for a group's")
-    if found.st_uid not in (0, os.geteuid()):
-        raise _refused(path, f"belongs to user {found.st_uid}; expected this one ({os.geteuid()}) or root")
+    if why := secret_problem(found):
+        raise _refused(path, why)
 
 
 def _parsed(text: str, source: str) -> dict[str, str]:

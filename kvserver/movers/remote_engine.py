@@ -311,7 +311,7 @@ class RemoteEngine:
 
 
 class _Node:
-    """What is known of one node of the store. Under the engine's lock."""
+    """The state of one node of the store. Under the engine's lock."""
 
     known: ChunkName
     """A chunk that belongs to it, there or not: something to ask for."""

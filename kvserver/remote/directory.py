@@ -36,7 +36,7 @@ NOTE = "note"
 NOTE_BYTES_MAX = 1 << 16
 IOV_MAX = 1024
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-"""What file systems without hard links say."""
+"""Answers of file systems without hard links."""
 CODES: dict[int, Problem] = {
     errno.ENOSPC: "remote-full",
     errno.EDQUOT: "remote-full",
@@ -99,6 +99,8 @@ class DirectoryStore:
                     self._read(descriptor, head, targets, due_s)
             except FileNotFoundError as missing:
                 raise Gone("remote-gone", "is not there any more") from missing
+            except WrongValue as foreign:
+                raise Gone("remote-gone", foreign.message) from foreign
 
     def _read(self, descriptor: int, head: Head, targets: Sequence[memoryview | None], due_s: float) -> None:
         expected = encode(head)
@@ -236,6 +238,8 @@ class DirectoryStore:
                 return os.pread(descriptor, NOTE_BYTES_MAX, 0)
         except FileNotFoundError:
             return None
+        except WrongValue:
+            return b""  # a damaged note
 
     def _sweep(self) -> None:
         """Removes what dead writers left. Its age is told by the file system's clock: machines' clocks differ."""

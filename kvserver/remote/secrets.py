@@ -6,14 +6,13 @@ be rotated without a restart.
 
 import os
 import re
-import stat
 from collections.abc import Mapping
 from typing import Never
 
 from kvserver.errors import ConfigError
+from kvserver.private_files import secret_problem
 
 BYTES_MAX = 4096
-OPEN_TO_OTHERS = stat.S_IRWXO | stat.S_IWGRP
 SHOWN = "***"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -108,12 +107,8 @@ def _state(found: os.stat_result) -> tuple[int, int, int]:
 
 
 def _check(path: str, found: os.stat_result) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        raise _refused(path, "is no file")
-    if found.st_mode & OPEN_TO_OTHERS:
-        raise _refused(path, f"has mode {stat.S_IMODE(found.st_mode):04o}; expected 0600, or 0640 for a group's")
-    if found.st_uid not in (0, os.geteuid()):
-        raise _refused(path, f"belongs to user {found.st_uid}; expected this one ({os.geteuid()}) or root")
+    if why := secret_problem(found):
+        raise _refused(path, why)
 
 
 def _refused(source: str, why: str) -> ConfigError:

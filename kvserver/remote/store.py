@@ -31,7 +31,7 @@ class Gone(DeviceError):
 
 
 class Facts(NamedTuple):
-    """What a store says of itself, for people."""
+    """Facts that a store tells of itself, for people."""
 
     kind: str
     version: str

@@ -99,7 +99,7 @@ class Settings(NamedTuple):
     username: str = ""
     password: SecretSource | None = None
     prefix: str = ""
-    """What all names begin with, before the format's own."""
+    """The beginning of all names, before the format's own."""
     ttl_s: int = 86_400
     """A chunk that is not used for so long is dropped by the server."""
     probe_s: float = 0.05

@@ -1,4 +1,4 @@
-"""What routers are told of the server: which chunks an engine could fetch from it, and when no more.
+"""Routers are told of the server: which chunks an engine could fetch from it, and when no more.
 
 A router learns blocks by the engine's hashes, so only chunks that this engine has seen can be told. The server tells
 keys (events); the engine tells what a key's chunk consists of (learn). A chunk is told in the best tier that holds it,
@@ -233,7 +233,7 @@ class Announced:
     # ---------------------------------------------------------------- what routers are told
 
     def take(self, chunks_max: int) -> list[Told]:
-        """What is to be told now, after a look at no more than chunks_max chunks."""
+        """Returns the changes to tell now, after a look at no more than chunks_max chunks."""
         for _ in range(chunks_max):
             chunk = self._next()
             if chunk is None:

@@ -102,7 +102,7 @@ class Order:
         return [Begun(0)]
 
     def _void(self, batch: Batch) -> list[KvEvent] | None:
-        """What a batch's life alone says; None if it is past."""
+        """The answer that a batch's life alone gives; None if it is past."""
         if batch.incarnation == self._incarnation:
             return []
         if batch.incarnation < self._incarnation:

@@ -231,7 +231,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
         return GuardedScheduler(half, self._groups, release=vllm.__version__)
 
     def _events(self, config: Any, kv_config: Any) -> RouterEvents | None:
-        """What routers are told. None unless vLLM's own events are on and this engine can fetch what it tells."""
+        """The events for routers. None unless vLLM's own events are on and this engine can fetch what it tells."""
         told = config.kv_events_config
         if told is None or not told.enable_kv_cache_events or not config.kv_transfer_config.is_kv_consumer:
             return None
@@ -446,7 +446,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
         log.info("self-test of the layout rank=%d %s", self._rank, f"skipped: {why}" if why else "passed")
 
     def _stage(self) -> Stage:
-        """What this worker holds of the model."""
+        """The part of the model that this worker holds."""
         config, kv_config = self._vllm_config, self._kv_cache_config
         layers = ordered_layers(kv_config)
         replicas = versions.replicas_of(

@@ -37,7 +37,7 @@ MEDIUM: dict[Tier, str] = {"dram": "CPU", "disk": "STORAGE"}
 
 
 class _Content(NamedTuple):
-    """What a chunk consists of, besides its hashes."""
+    """The content of a chunk, besides its hashes."""
 
     tokens: "array[int]"
     lora: tuple[int | None, str | None]

@@ -12,7 +12,7 @@ from kvserver.errors import RequestError
 
 
 class Stage(NamedTuple):
-    """What the workers of one stage hold. Its tensor ranks hold the same layers."""
+    """The part of the model that the workers of one stage hold. Its tensor ranks hold the same layers."""
 
     layers: list[list[str]]
     """Layer names per group, in the order of the regions."""

@@ -138,6 +138,8 @@ def test_damaged_and_foreign_files_are_no_chunks(store: DirectoryStore, tmp_path
     path.unlink()
     os.mkfifo(path)
     assert code_of(store.heads([name], SHARDS)[0]) == "foreign"
+    with pytest.raises(Gone):
+        store.read(name, head, targets_of(head))
     path.unlink()
     path.symlink_to("/etc/passwd")
     assert code_of(store.heads([name], SHARDS)[0]) == "remote-refused"
