@@ -1,6 +1,7 @@
 """Tiny models with random weights. The weights are large enough that the logits are not uniform.
 
     python -m tests.e2e.models FOLDER llama mla gemma3        # in the environment that has vLLM
+    python -m tests.e2e.models FOLDER llama head adapter      # and what goes with it
 
 Two builds of a model have the same bytes. Needs torch and transformers, which only `make e2e` installs.
 """
@@ -277,6 +278,10 @@ def build_adapter(folder: Path) -> None:
     (folder / "adapter_config.json").write_text(json.dumps(settings))
 
 
+BESIDE = {"head": build_head, "adapter": build_adapter}
+"""What goes with the model llama."""
+
 if __name__ == "__main__":
     for name in sys.argv[2:]:
-        build(name, Path(sys.argv[1]) / name)
+        folder = Path(sys.argv[1]) / name
+        BESIDE[name](folder) if name in BESIDE else build(name, folder)

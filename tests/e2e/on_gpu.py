@@ -8,6 +8,7 @@
                                                     # connector and one with a server; both run all the time
     python -m tests.e2e.on_gpu --rounds 33000       # two GPUs, latent attention: a conversation whose second and
                                                     # third round find all earlier tokens in the server
+    python -m tests.e2e.on_gpu --sleep              # the driver gets the memory back, and a prompt is found after it
     --device portable: all bytes go through torch and the host. A second engine, which shares its memory, must find what
     the first stored. With --ttft it is an arm of its own: --arms kvserver portable
     --graphs: vLLM's usual mode, with compiled code and CUDA graphs. Otherwise eager, which starts sooner.
@@ -24,9 +25,10 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from tests.e2e.arena import flip_stored_bytes
@@ -49,21 +51,61 @@ So even bfloat16 gives the same bits.
 """
 
 
+RANKS = 2
+TWO_GPUS: dict[str, object] = {
+    "tensor_parallel_size": RANKS,
+    "disable_custom_all_reduce": True,  # some virtual machines do not let GPUs access each other's memory
+}
+NO_SYMMETRIC_MEMORY = {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}
+
+
 class Kind(NamedTuple):
-    """A kind of KV."""
+    """A kind of KV, or of engine."""
 
     model: str
-    block_tokens: int
-    options: dict[str, object]
+    block_tokens: int = BLOCK_TOKENS
+    options: Mapping[str, object] = MappingProxyType({})
+    environment: Mapping[str, str] = MappingProxyType({})
+    beside: str = ""
+    """What is built beside the model: an adapter, or a head that drafts."""
+
+    @property
+    def ranks(self) -> int:
+        return int(str(self.options.get("tensor_parallel_size", 1)))
 
 
 KINDS = {
-    "llama": Kind("llama-long", BLOCK_TOKENS, {}),
-    "fp8": Kind("llama-long", BLOCK_TOKENS, {"kv_cache_dtype": "fp8"}),
-    "latent": Kind("mla-long", LATENT_BLOCK_TOKENS, {}),
-    "window": Kind("gemma3", BLOCK_TOKENS, {"disable_hybrid_kv_cache_manager": True}),
+    "llama": Kind("llama-long"),
+    "runner-v1": Kind("llama-long", environment={"VLLM_USE_V2_MODEL_RUNNER": "0"}),
+    "runner-v2": Kind("llama-long", environment={"VLLM_USE_V2_MODEL_RUNNER": "1"}),
+    "fp8": Kind("llama-long", options={"kv_cache_dtype": "fp8"}),
+    "fp8-heads": Kind("llama-long", options={"kv_cache_dtype": "fp8_per_token_head"}),
+    "latent": Kind("mla-long", LATENT_BLOCK_TOKENS),
+    "window": Kind("gemma3", options={"disable_hybrid_kv_cache_manager": True}),
+    "groups": Kind("gemma3"),
+    "states": Kind("lfm2", options={"prefix_cache_retention_interval": 256}),
+    "n-grams": Kind(
+        "llama-long",
+        options={
+            "speculative_config": {
+                "method": "ngram",
+                "num_speculative_tokens": 5,
+                "prompt_lookup_max": 2,
+                "prompt_lookup_min": 1,
+            }
+        },
+    ),
+    "head": Kind("llama", beside="head"),
+    "adapter": Kind("llama", options={"enable_lora": True, "max_loras": 1, "max_lora_rank": 8}, beside="adapter"),
+    "two-gpus": Kind("llama-long", options=TWO_GPUS, environment=NO_SYMMETRIC_MEMORY),
 }
-"""window: 0.20.2 allows a connector only one group of layers, so layers with sliding windows keep the whole prompt."""
+"""window: 0.20.2 allows a connector only one group of layers, so layers with sliding windows keep the whole prompt.
+
+groups, states: vLLM 0.30 and newer. The connector refuses them on older releases.
+"""
+SLEEP_POOL_TOKENS = 1 << 18
+SLEEP_POOL_MIB = SLEEP_POOL_TOKENS * 4 * 2 * 2 * 128 * 2 >> 20
+"""Of llama-long: layers, K and V, heads, head size, bfloat16."""
 SPARE_TOKENS = 4096
 """Free tokens in a pool sized for the longest prompt."""
 LLAMA_8B_TOKEN_BYTES = 32 * 2 * 8 * 128 * 2
@@ -79,7 +121,6 @@ START_S = 400.0
 """Time to start, including compilation."""
 MODEL_ID: dict[str, object] = {"model_id": "dummy-8b"}
 OFFLOAD_GIB = 40
-RANKS = 2
 MORE_TOKENS = 1000
 """New tokens in every round but the first."""
 LATENT_BYTES = 5 * 576 * 2
@@ -144,8 +185,37 @@ def clean(engine: Engine) -> str:
     return "no load failed"
 
 
-def identity(checks: Checks, model: Path, kind: Kind, graphs: dict[str, object]) -> None:
-    options: dict[str, object] = {
+def identity(checks: Checks, model: Path, kind: Kind, graphs: dict[str, object]) -> str:
+    options = small(kind, graphs)
+    if kind.beside == "head":
+        options["speculative_config"] = {
+            "method": "eagle",
+            "model": str(model.parent / "head"),
+            "num_speculative_tokens": 3,
+        }
+    with Server(arena_bytes=2 << 30) as server:
+        with Engine(model, server.path, environment=dict(kind.environment), start_s=START_S, **options) as engine:
+            until("the cache to be registered", lambda: server.status().caches == kind.ranks, 60)
+            same = Same(engine, server, kind)
+            checks.check("features", partial(usual, engine))
+            checks.check("from HBM", same.from_hbm)
+            checks.check("from the server", same.from_server)
+            if kind.beside == "adapter":
+                checks.check("with an adapter", partial(same.adapted, model.parent / "adapter"))
+            checks.check("loads", partial(clean, engine))
+        # It shares its memory, also where the first one does not.
+        environment = {"PYTHONHASHSEED": "7", **kind.environment}
+        shares: dict[str, object] = {"device": ""}
+        with Engine(model, server.path, environment=environment, connector=shares, start_s=START_S, **options) as other:
+            checks.check("a second engine", partial(same.elsewhere, other))
+            checks.check("its loads", partial(clean, other))
+            checks.check("changed bytes are noticed", partial(same.flipped, other))
+    return "both engines started"
+
+
+def small(kind: Kind, graphs: dict[str, object]) -> dict[str, object]:
+    """Options of an engine with a small pool, beside which others have room on the GPU."""
+    return {
         **graphs,
         **kind.options,
         "dtype": "bfloat16",
@@ -154,58 +224,132 @@ def identity(checks: Checks, model: Path, kind: Kind, graphs: dict[str, object])
         "max_model_len": CONTEXT_TOKENS,
         "max_num_batched_tokens": 8192,
         "kv_cache_memory_bytes": 2 << 30,
-        "gpu_memory_utilization": 0.3,
+        "gpu_memory_utilization": 0.1,
     }
-    with Server(arena_bytes=2 << 30) as server:
-        with Engine(model, server.path, start_s=START_S, **options) as engine:
-            until("the cache to be registered", lambda: server.status().caches == 1, 60)
-            local = {}
 
-            def from_hbm() -> str:
+
+class Same:
+    """Answers of one engine, wherever its prefixes come from."""
+
+    def __init__(self, engine: Engine, server: Server, kind: Kind) -> None:
+        self._engine = engine
+        self._server = server
+        self._ranks = kind.ranks
+        self._drafts = kind.beside == "head"
+        self._computed: dict[int, Answer] = {}
+        self._local: dict[int, Answer] = {}
+
+    def from_hbm(self) -> str:
+        for tokens in LENGTHS:
+            self._computed[tokens] = ask(self._engine, tokens)
+            self._local[tokens] = ask(self._engine, tokens)
+            # With a head vLLM does without the last block that it has.
+            least = tokens - 5 - (BLOCK_TOKENS if self._drafts else 0)
+            assert least <= self._local[tokens].cached_tokens <= tokens - 5, self._local[tokens]
+        return f"{[answer.cached_tokens for answer in self._local.values()]} tokens"
+
+    def from_server(self) -> str:
+        self._forget(self._engine, 200)
+        before = self._retrieves()
+        for tokens in LENGTHS:
+            self._compare(self._engine, tokens)
+        retrieves = self._retrieves() - before
+        assert retrieves == len(LENGTHS) * self._ranks, retrieves
+        return f"{retrieves} retrieves, tokens and log-probabilities are the same"
+
+    def adapted(self, adapter: Path) -> str:
+        """With an adapter the same prompt is another, and comes back as well."""
+
+        def asked() -> Answer:
+            return self._engine.generate([prompt(tokens % 97, tokens)], tokens=TOKENS, adapter=str(adapter))[0]
+
+        tokens = LENGTHS[0]
+        self._forget(self._engine, 220)
+        first = asked()
+        assert first.cached_tokens == 0, first
+        wanted = asked()
+        assert wanted.tokens != self._local[tokens].tokens, wanted
+        self._forget(self._engine, 230)
+        found = asked()
+        assert found == wanted, (found, wanted)
+        self._compare(self._engine, tokens)
+        return "it finds what it stored, with and without"
+
+    def flipped(self, other: Engine) -> str:
+        """A prompt whose load fails is computed in one step, as it was the first time: with the same bits."""
+        self._forget(other, 210)
+        flip_stored_bytes(self._server.mover_pid())
+        for tokens in LENGTHS:
+            found, wanted = ask(other, tokens), self._computed[tokens]
+            assert (found.tokens, found.logprobs) == (wanted.tokens, wanted.logprobs), (found, wanted)
+        return f"{mismatches(self._server)} chunks with other bytes were noticed, and the answers are the same"
+
+    def elsewhere(self, other: Engine) -> str:
+        for tokens in LENGTHS:
+            self._compare(other, tokens)
+        return "another process finds what the first stored"
+
+    def _compare(self, engine: Engine, tokens: int) -> None:
+        found, wanted = ask(engine, tokens), self._local[tokens]
+        if self._drafts:  # other tokens of the prompt remain to be computed, which rounds differently
+            assert found.tokens == wanted.tokens, (found, wanted)
+            assert found.cached_tokens >= wanted.cached_tokens, (found, wanted)
+        else:
+            assert found == wanted, (found, wanted)
+
+    def _forget(self, engine: Engine, seed: int) -> None:
+        until("the stores to end", lambda: settled(self._server), 60)
+        fill(engine, seed)
+
+    def _retrieves(self) -> int:
+        return int(str(self._server.status().counters["retrieves"]))
+
+
+def asleep(checks: Checks, model: Path) -> None:
+    """Sleep gives the KV cache's memory back to the driver, which counts it."""
+    kind = KINDS["llama"]
+    options = {**small(kind, {}), "enable_sleep_mode": True}
+    options["num_gpu_blocks_override"] = SLEEP_POOL_TOKENS // BLOCK_TOKENS
+    with (
+        Server(arena_bytes=2 << 30) as server,
+        Engine(model, server.path, start_s=START_S, **options) as engine,
+    ):
+        until("the cache to be registered", lambda: server.status().caches == 1, 60)
+        wanted = {}
+
+        def gives_back() -> str:
+            for tokens in LENGTHS:
+                wanted[tokens] = ask(engine, tokens)
+            until("the stores to end", lambda: settled(server), 60)
+            awake = used_mib()
+            engine.call("sleep", 1, "abort")
+            sleeping = used_mib()
+            assert awake - sleeping >= SLEEP_POOL_MIB, (awake, sleeping)
+            assert engine.call("wake")
+            return (
+                f"{awake} MiB in use awake, {sleeping} asleep, {used_mib()} awake again; the pool has {SLEEP_POOL_MIB}"
+            )
+
+        def finds() -> str:
+            for _ in range(2):  # vLLM before 0.33 names all chunks anew after a sleep
                 for tokens in LENGTHS:
                     ask(engine, tokens)
-                    local[tokens] = ask(engine, tokens)
-                    assert local[tokens].cached_tokens == tokens - 5, local[tokens]
-                return f"{[answer.cached_tokens for answer in local.values()]} tokens"
-
-            def from_server() -> str:
                 until("the stores to end", lambda: settled(server), 60)
-                fill(engine, 200)
-                before = server.status().counters["retrieves"]
-                for tokens in LENGTHS:
-                    found = ask(engine, tokens)
-                    assert found == local[tokens], (found, local[tokens])
-                retrieves = server.status().counters["retrieves"]
-                assert retrieves == int(str(before)) + len(LENGTHS), (before, retrieves)
-                return f"{retrieves} retrieves, tokens and log-probabilities are the same"
+                engine.evict()
+            for tokens in LENGTHS:
+                found = ask(engine, tokens)
+                assert (found.tokens, found.cached_tokens) == (wanted[tokens].tokens, tokens - 5), (found, wanted)
+            return "stored after it, and found"
 
-            def flipped() -> str:
-                until("the stores to end", lambda: settled(server), 60)
-                fill(engine, 210)
-                flip_stored_bytes(server.mover_pid())
-                for tokens in LENGTHS:
-                    found = ask(engine, tokens)
-                    assert found == local[tokens], (found, local[tokens])
-                return f"{mismatches(server)} chunks with other bytes were noticed, and the answers are the same"
+        checks.check("memory", gives_back)
+        checks.check("from the server", finds)
+        checks.check("loads", partial(clean, engine))
 
-            checks.check("features", partial(usual, engine))
-            checks.check("from HBM", from_hbm)
-            checks.check("from the server", from_server)
-            checks.check("loads", partial(clean, engine))
-            checks.check("changed bytes are noticed", flipped)
-        # It shares its memory, also where the first one does not.
-        environment: dict[str, str] = {"PYTHONHASHSEED": "7"}
-        shares: dict[str, object] = {"device": ""}
-        with Engine(model, server.path, environment=environment, connector=shares, start_s=START_S, **options) as other:
 
-            def elsewhere() -> str:
-                for tokens in LENGTHS:
-                    found = ask(other, tokens)
-                    assert found == local[tokens], (found, local[tokens])
-                return "another process finds what the first stored"
-
-            checks.check("a second engine", elsewhere)
-            checks.check("its loads", partial(clean, other))
+def used_mib() -> int:
+    """Memory of all GPUs that is in use, as the driver counts it."""
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    return sum(map(int, subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout.split()))
 
 
 def rounds(checks: Checks, model: Path, tokens: int, graphs: dict[str, object]) -> None:
@@ -214,8 +358,7 @@ def rounds(checks: Checks, model: Path, tokens: int, graphs: dict[str, object]) 
     options: dict[str, object] = {
         **graphs,
         "dtype": "bfloat16",
-        "tensor_parallel_size": RANKS,
-        "disable_custom_all_reduce": True,  # some virtual machines do not let GPUs access each other's memory
+        **TWO_GPUS,
         "block_size": LATENT_BLOCK_TOKENS,
         "num_gpu_blocks_override": context // LATENT_BLOCK_TOKENS + 2,
         "max_model_len": context,
@@ -225,9 +368,7 @@ def rounds(checks: Checks, model: Path, tokens: int, graphs: dict[str, object]) 
     }
     with (
         Server(arena_bytes=4 << 30) as server,
-        Engine(
-            model, server.path, environment={"VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}, start_s=START_S, **options
-        ) as engine,
+        Engine(model, server.path, environment=NO_SYMMETRIC_MEMORY, start_s=START_S, **options) as engine,
     ):
         until("both ranks to be registered", lambda: server.status().caches == RANKS, 60)
         filler_tokens = context // 2 + LATENT_BLOCK_TOKENS
@@ -391,6 +532,7 @@ def main() -> int:
     parser.add_argument("--misses", type=int, nargs="+", metavar="TOKENS")
     parser.add_argument("--pairs", type=int, default=20, help="of each length of --misses")
     parser.add_argument("--rounds", type=int, metavar="TOKENS", help="of the first round, on two GPUs")
+    parser.add_argument("--sleep", action="store_true", help="with --device portable: other memory cannot be shared")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=["none", "native", "kvserver"])
     parser.add_argument("--device", choices=["portable"], help="of all engines that --ttft does not compare")
     parser.add_argument("--turns", type=int, default=5, help="of each arm and length")
@@ -407,17 +549,20 @@ def main() -> int:
             misses(checks, options.misses, Path(folder), pairs=options.pairs, graphs=graphs)
         elif options.rounds:
             rounds(checks, options.model or built(Path(folder), "mla-long"), options.rounds, graphs)
+        elif options.sleep:
+            asleep(checks, options.model or built(Path(folder), KINDS["llama"].model))
         else:
             for name in options.kinds:
                 print(f"-- {name}", flush=True)
-                model = options.model or built(Path(folder) / name, KINDS[name].model)
-                identity(checks, model, KINDS[name], graphs)
+                kind = KINDS[name]
+                model = options.model or built(Path(folder) / name, kind.model, *filter(None, [kind.beside]))
+                checks.check(f"{name}, engines", partial(identity, checks, model, kind, graphs))
     return 1 if checks.failed else 0
 
 
-def built(folder: Path, name: str) -> Path:
+def built(folder: Path, name: str, *beside: str) -> Path:
     """Builds a model with random weights in another process, so that this one loads no framework."""
-    subprocess.run([sys.executable, "-m", "tests.e2e.models", str(folder), name], check=True, timeout=180)
+    subprocess.run([sys.executable, "-m", "tests.e2e.models", str(folder), name, *beside], check=True, timeout=180)
     return folder / name
 
 

@@ -244,6 +244,8 @@ def test_sleep_is_supported_where_its_memory_can_be_shared(module: Any, monkeypa
     assert module.KvServerConnector.supports_sleep_mode(None)
     monkeypatch.setattr(module, "current_platform", SimpleNamespace(is_cpu=lambda: False))
     assert not module.KvServerConnector.supports_sleep_mode(None)
+    portable = SimpleNamespace(kv_connector_extra_config={"device": "portable"})
+    assert module.KvServerConnector.supports_sleep_mode(portable)
 
 
 def test_a_release_that_is_known_to_be_broken_does_not_start(

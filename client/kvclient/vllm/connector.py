@@ -185,9 +185,11 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
-        """Whether the KV cache may be given back and made anew. On GPUs the memory of vLLM's sleep mode cannot be
-        shared with the server."""
-        return bool(current_platform.is_cpu())
+        """Whether the KV cache may be given back and made anew.
+
+        On GPUs the memory of vLLM's sleep mode cannot be shared with the server. Portable engines share none."""
+        further = getattr(kv_transfer_config, "kv_connector_extra_config", None) or {}
+        return bool(current_platform.is_cpu()) or further.get("device") == PORTABLE
 
     @property
     def requires_kv_delivery(self) -> bool:
