@@ -167,6 +167,7 @@ def test_a_device_that_missed_many_clears_loses_only_what_was_cleared(tmp_path: 
     (devices[1] / "kvserver.store").write_text("somebody else's\n")
     with small(*devices) as server, Engine(server.path, SHAPE) as engine:
         disk_ready(server)
+        engine.ready()
         engine.client.clear(NAMESPACE)
         for number in range(MISSED):
             engine.client.clear(namespace_digest({"model": f"old {number}"}))
