@@ -100,6 +100,7 @@ class Brain:
     def facts(self) -> list[tuple[str, str]]:
         self._thread.start()
         ready = self.next()
+        self.next()  # the device; a socket that closes before it ends the thread with an error
         self.__exit__()
         assert isinstance(ready, Ready)
         return ready.facts
