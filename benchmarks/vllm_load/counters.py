@@ -8,11 +8,11 @@ Counters = dict[str, float]
 """Value by name, or by name{label="value"} for the labels matched by RESULT; summed over all other labels."""
 
 SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)")
-RESULT = re.compile(r'(?:^|,)((?:finished_reason|result)="[^"]*")')
+RESULT = re.compile(r'(?:^|,)((?:finished_reason|result|source)="[^"]*")')
 PREFIX_CACHING = re.compile(r'^vllm:cache_config_info\{.*\benable_prefix_caching="(\w+)"', re.MULTILINE)
 
-OWN_ASKED = "vllm:prefix_cache_queries_total"
-OWN_HIT = "vllm:prefix_cache_hits_total"
+PROMPTS = "vllm:prompt_tokens_total"
+OWN_HIT = 'vllm:prompt_tokens_by_source_total{source="local_cache_hit"}'
 EXTERNAL_ASKED = "vllm:external_prefix_cache_queries_total"
 EXTERNAL_HIT = "vllm:external_prefix_cache_hits_total"
 BROUGHT = "vllm:kvserver_tokens_retrieved_total"
@@ -25,7 +25,11 @@ WAITING = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 
 
 class Hits(NamedTuple):
-    """Hit shares of tokens between two scrapes, `server` of chunks. None if nothing was asked, or no count exists."""
+    """Hit shares of tokens between two scrapes, `server` of chunks. None if nothing was asked, or no count exists.
+
+    `vllm:prefix_cache_queries` does not count prompts: a prompt that does not fit into vLLM's pool is counted again in
+    every step. Under pressure on a CPU that was 610 times as much (0.26.0).
+    """
 
     own: float | None
     """Share of the prompts' tokens found in the engine's own prefix cache."""
@@ -57,12 +61,12 @@ def difference(before: Mapping[str, float], after: Mapping[str, float]) -> Count
 
 
 def hits(counted: Mapping[str, float]) -> Hits:
-    asked = counted.get(OWN_ASKED, 0.0)
+    prompts = counted.get(PROMPTS, 0.0)
     chunks = sum(value for name, value in counted.items() if name.startswith(SERVER_ASKED))
     return Hits(
-        own=_share(counted.get(OWN_HIT), asked),
+        own=_share(counted.get(OWN_HIT), prompts),
         external=_share(counted.get(EXTERNAL_HIT), counted.get(EXTERNAL_ASKED, 0.0)),
-        brought=_share(counted.get(BROUGHT), asked),
+        brought=_share(counted.get(BROUGHT), prompts),
         server=_share(sum(counted.get(name, 0.0) for name in SERVER_HIT), chunks),
     )
 

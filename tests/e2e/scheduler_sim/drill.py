@@ -25,6 +25,7 @@ EVENTS = 400
 
 _computed = Offload.computed
 _errors = vllm.KvServerConnector.get_block_ids_with_load_errors
+_stats = vllm.KvServerConnector.get_kv_connector_stats
 _init = UncheckedLoads.__init__
 
 
@@ -50,6 +51,11 @@ def _never_ahead(doubts: Any, block_tokens: int, *, steps_ahead: int = 0) -> Non
 
 def _told_by_the_first_rank(connector: Any) -> set[int]:
     return _errors(connector) if connector._rank == 0 else set()
+
+
+def _untold_by_idle_steps(connector: Any) -> Any:
+    counted = _stats(connector)
+    return counted if connector.role != vllm.KVConnectorRole.SCHEDULER or connector._scheduler.busy() else None
 
 
 def _forgotten(doubts: Any, name: str, *, said_tokens: int) -> None:
@@ -92,6 +98,13 @@ BUGS = (
     ),
     Bug(
         "P1", "what it failed to bring for a request that is gone is right", UncheckedLoads, "forget", _forgotten, True
+    ),
+    Bug(
+        "P7",
+        "what an idle step has counted is not told",
+        vllm.KvServerConnector,
+        "get_kv_connector_stats",
+        _untold_by_idle_steps,
     ),
     # A former bug: wrong KV, from requests that vLLM itself confuses.
     Bug(

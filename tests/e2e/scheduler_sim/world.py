@@ -10,6 +10,8 @@ from vllm.v1.core.sched.scheduler import PauseState
 from vllm.v1.request import Request, RequestStatus
 
 from kvclient.keys import chunk_keys
+from kvclient.vllm.connector import KvServerConnector
+from kvclient.vllm.stats import COUNTERS, Stats
 
 from .content import BLOCK_TOKENS, VOCABULARY, Meanings, Slots, continued, cut, require
 from .engine import Engine
@@ -66,6 +68,8 @@ class Asked(NamedTuple):
 class World:
     def __init__(self, options: Options, day: Day, *, rng: Random, outside: Outside, engine: Engine) -> None:
         self.counts: Counter[str] = Counter()
+        self._told = Stats()
+        """What the connector has counted, as vLLM's scheduler passed it on with its outputs."""
         self._options, self._day, self._rng = options, day, rng
         self._outside, self._engine = outside, engine
         self._scheduler = engine.scheduler
@@ -229,11 +233,20 @@ class World:
             self._abort()
         step, running = self._in_flight.popleft()
         said = scheduler.update_from_output(step, self._runner.end(running))
+        self._count(said)
         for output in (output for outputs in said.values() for output in outputs.outputs):
             if output.finish_reason is not None:
                 self._finish(output.request_id, str(output.finish_reason))
         require(not self._engine.has_given_up, "the connector has a bug, and has given up")
         return True
+
+    def _count(self, said: Any) -> None:
+        for told in (
+            outputs.scheduler_stats.kv_connector_stats for outputs in said.values() if outputs.scheduler_stats
+        ):
+            ours = told.get(KvServerConnector.__name__) if told and self._options.beside else told
+            if ours:
+                self._told.aggregate(Stats(data=getattr(ours, "data", ours)))
 
     def _finish(self, name: str, why: str) -> None:
         request, whole = self._live.pop(name)
@@ -299,6 +312,19 @@ class World:
         require(not server.leases or len(self._outside.client) > 0, f"leases {list(server.leases)} are left")
         require(not any(MUST_BE_EMPTY(engine.half)), f"left: {MUST_BE_EMPTY(engine.half)}")
         require(not engine.guarded._promised, f"promises {engine.guarded._promised} are left")
+        self._require_counts()
         held = [block.block_id for block in engine.pool.blocks if block.ref_cnt and not block.is_null]
         require(not held, f"blocks {held} belong to nobody")
         require(engine.pool.get_num_free_blocks() == self._options.blocks - 1, "blocks were lost")
+
+    def _require_counts(self) -> None:
+        """Requires that every count reached vLLM's metrics, but for those that no step has taken yet."""
+        half = self._engine.half
+        told = self._told.aggregate(Stats(data=half.take_counts())).data
+        counted = half._offload.statistics
+        for name, value in vars(counted).items():
+            if name in COUNTERS:
+                require(told.get(name, 0) == value, f"{name} is told as {told.get(name, 0)}; counted {value}")
+        for name in ("retrieve", "store"):
+            ended, begun = len(told.get(f"{name}_seconds", ())), vars(counted)[f"{name}s"] * self._options.ranks
+            require(ended == begun, f"{ended} times of {name}s are told; {begun} were begun on all ranks")

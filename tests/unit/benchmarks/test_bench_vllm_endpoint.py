@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import bench_vllm
-from benchmarks.vllm_load.counters import difference, has_prefix_caching, hits, parse, unclean
+from benchmarks.vllm_load.counters import OWN_HIT, difference, has_prefix_caching, hits, parse, unclean
 from benchmarks.vllm_load.endpoint import Endpoint, Form
 from benchmarks.vllm_load.engines import Arm
 from benchmarks.vllm_load.reply import Reading, Reply
@@ -54,10 +54,11 @@ def test_an_answer_that_is_cut_short_says_so(events: list[tuple[float, Any]], pr
     assert problem in read(*events).problem
 
 
-METRICS = """# HELP vllm:prefix_cache_hits_total x
-vllm:prefix_cache_queries_total{engine="0",model_name="m"} 200.0
-vllm:prefix_cache_queries_total{engine="1",model_name="m"} 1.1e+3
-vllm:prefix_cache_hits_total{engine="0"} 325
+METRICS = """# HELP vllm:prompt_tokens_total x
+vllm:prompt_tokens_total{engine="0",model_name="m"} 200.0
+vllm:prompt_tokens_total{engine="1",model_name="m"} 1.1e+3
+vllm:prompt_tokens_by_source_total{engine="0",model_name="m",source="local_cache_hit"} 325
+vllm:prompt_tokens_by_source_total{engine="0",model_name="m",source="local_compute"} 845
 vllm:external_prefix_cache_queries_total 975
 vllm:external_prefix_cache_hits_total 195
 vllm:kvserver_tokens_retrieved_total{engine="0"} 130
@@ -72,7 +73,7 @@ kvserver_lookup_chunks_total{result="miss"} 5
 
 def test_counters_are_summed_over_engines_and_told_apart_by_result() -> None:
     counters = parse(METRICS)
-    assert counters["vllm:prefix_cache_queries_total"] == 1300.0
+    assert counters["vllm:prompt_tokens_total"] == 1300.0
     assert counters['kvserver_lookup_chunks_total{result="miss"}'] == 5.0
     told = hits(counters)
     assert (told.own, told.external, told.brought, told.server) == (0.25, 0.2, 0.1, 0.25)
@@ -80,10 +81,22 @@ def test_counters_are_summed_over_engines_and_told_apart_by_result() -> None:
 
 def test_hits_are_those_since_the_last_scrape_and_unknown_without_questions() -> None:
     before = parse(METRICS)
-    after = {**before, "vllm:prefix_cache_queries_total": 1400.0, "vllm:prefix_cache_hits_total": 375.0}
+    after = {**before, "vllm:prompt_tokens_total": 1400.0, OWN_HIT: 375.0}
     told = hits(difference(before, after))
     assert (told.own, told.external, told.server) == (0.5, None, None)
     assert hits({}) == (None, None, None, None)
+
+
+def test_a_prompt_that_waits_for_room_counts_once() -> None:
+    """Looked for in each of a hundred steps until it fitted: 20 tokens of 100 in the engine, 50 in the server."""
+    looked = "vllm:prefix_cache_queries_total 10000\nvllm:prefix_cache_hits_total 2000\n"
+    read = (
+        "vllm:prompt_tokens_total 100\n"
+        'vllm:prompt_tokens_by_source_total{source="local_cache_hit"} 20\n'
+        "vllm:kvserver_tokens_retrieved_total 50\n"
+    )
+    told = hits(parse(looked + read))
+    assert (told.own, told.brought) == (0.2, 0.5)
 
 
 def test_requests_that_ended_with_an_error_are_told_apart() -> None:

@@ -12,7 +12,7 @@ from benchmarks import bench_vllm
 from benchmarks.rows import Rows
 from benchmarks.vllm_load import report
 from benchmarks.vllm_load.asks import Ask, Line, Phase, Span, Workload, token_ids
-from benchmarks.vllm_load.counters import Counters
+from benchmarks.vllm_load.counters import OWN_HIT, PROMPTS, Counters
 from benchmarks.vllm_load.crowd import Outcome
 from benchmarks.vllm_load.engines import Arm, EngineOptions, check_features, connector_config, engine_arguments
 from benchmarks.vllm_load.reply import Reply
@@ -46,7 +46,7 @@ OUTCOMES = [
 
 
 def a_round(arm: str = "none", number: int = 0, outcomes: list[Outcome] = OUTCOMES) -> Round:
-    counted = {"vllm:prefix_cache_queries_total": 50.0, "vllm:prefix_cache_hits_total": 10.0}
+    counted = {PROMPTS: 50.0, OWN_HIT: 10.0}
     return Round(arm, number, 7 + number, outcomes, counted)
 
 
