@@ -42,7 +42,12 @@ POLL_S = 0.3
 LOG_TAIL_BYTES = 6000
 GIB = 1 << 30
 FEATURES = ("enable_prefix_caching", "enable_chunked_prefill")
-ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "INFO"}
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "INFO",
+    "LMCACHE_TRACK_USAGE": "false",
+}
 
 
 class ArmKind(StrEnum):
