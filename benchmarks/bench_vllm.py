@@ -13,6 +13,9 @@ Workloads (--help after one shows its options):
     evicted       one prompt computed, from the engine's own cache, and after the engine has forgotten it
     misses        nothing is ever asked twice
 
+Arms: none (vLLM alone), kvserver, kvserver+disk (--disk-dir, --disk-bytes), native (vLLM's own offload), lmcache (its
+server, where LMCache is installed).
+
 All arms are up at the same time and get the same prompts, round by round. Each round has another seed and begins
 with another arm. Without --url, vLLM is started for each arm, with a KV cache of --pool-tokens: small, so that
 prefixes are evicted. Without --model, a Llama is made up: --shape small with drawn weights, --shape llama-8b without
@@ -93,7 +96,7 @@ def _tell(rounds: list[Round], agreement: Agreement, arms: Sequence[Arm], drawn:
         printed = Rows("vllm", as_json=True, config=_config(given, drawn))
         report.rows(runs, given.workload, names, agreement, printed)
     else:
-        print(f"# {_config(given, drawn)}\n{report.table(runs, names, agreement)}")
+        print(f"# {_config(given, drawn)}\n{report.table(runs, names, agreement)}\n\n{report.arms(rounds, names)}")
     if given.out:
         report.files(given.out, given.workload, rounds)
     for example in agreement.examples:
@@ -183,6 +186,8 @@ def _engines(given: argparse.Namespace, stack: ExitStack) -> Engines:
         model_id = "" if given.shape in model.DRAWN else f"bench {given.shape}"
     arena_bytes = parse_bytes(given.arena_bytes)
     assert arena_bytes, f"--arena-bytes {given.arena_bytes}: a size like 8GiB"
+    disk_bytes = parse_bytes(given.disk_bytes)
+    assert disk_bytes is not None, f"--disk-bytes {given.disk_bytes}: a size like 100GiB"
     options = EngineOptions(
         model=folder,
         pool_tokens=given.pool_tokens,
@@ -192,6 +197,9 @@ def _engines(given: argparse.Namespace, stack: ExitStack) -> Engines:
         model_id=model_id,
         engine_arguments=given.engine,
         connector=given.connector,
+        disk_dirs=tuple(given.disk_dir),
+        disk_bytes=disk_bytes,
+        lmcache_arguments=given.lmcache,
     )
     return Engines([ArmKind(name) for name in given.arms.split(",")], options)
 
@@ -256,7 +264,17 @@ def _add_engines(parser: argparse.ArgumentParser) -> None:
     add("--pool-tokens", type=int, default=8192, help="of each engine's KV cache")
     add("--block-tokens", type=int, default=32, help="of its blocks")
     add("--context-tokens", type=int, default=8192, help="longest prompt and answer together")
-    add("--arena-bytes", default="2GiB", help="of kvserver, and of the native offload")
+    add("--arena-bytes", default="2GiB", help="of kvserver, of the native offload, and of LMCache")
+    add(
+        "--disk-dir",
+        type=Path,
+        action="append",
+        default=[],
+        help="kvserver+disk: a folder on a disk of its own, in which the tier gets one that is removed at the end; "
+        "once for each device",
+    )
+    add("--disk-bytes", default="0", help="kvserver+disk: of each device")
+    add("--lmcache", default="", help="further arguments for LMCache's server, as in a shell")
     add("--engine", default="", help="further arguments for vLLM, as in a shell")
     add("--connector", default="{}", help="JSON: further keys of kv_connector_extra_config")
 
@@ -276,9 +294,13 @@ def _config(given: argparse.Namespace, drawn: Any) -> str:
         return f"{what}, {given.form} to {', '.join(given.url)}"
     return (
         f"{what}, {_vllm()}, {given.model or given.shape}, pool of {given.pool_tokens} tokens, blocks of "
-        f"{given.block_tokens}, context {given.context_tokens}, arena {given.arena_bytes}, vLLM's arguments: "
-        f"{given.engine or 'none'}, connector: {given.connector}"
+        f"{given.block_tokens}, context {given.context_tokens}, arena {given.arena_bytes}, {_disk(given)}vLLM's "
+        f"arguments: {given.engine or 'none'}, connector: {given.connector}, LMCache's: {given.lmcache or 'none'}"
     )
+
+
+def _disk(given: argparse.Namespace) -> str:
+    return f"disk {given.disk_bytes} in each of {len(given.disk_dir)}, " if given.disk_dir else ""
 
 
 def _vllm() -> str:

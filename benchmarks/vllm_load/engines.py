@@ -3,9 +3,11 @@
 All arms are up at the same time, so that rounds can alternate; while one is measured, the others are idle. They
 differ only in the connector:
 
-    none      vLLM alone
-    kvserver  with our connector, and its own server
-    native    with vLLM's own offload to CPU memory, if that engine has it (not on CPUs)
+    none           vLLM alone
+    kvserver       with our connector, and its own server
+    kvserver+disk  the same, with a disk tier
+    native         with vLLM's own offload to CPU memory, if that engine has it (not on CPUs)
+    lmcache        with LMCache's connector, and its multi-process server, where LMCache is installed
 """
 
 import json
@@ -20,16 +22,19 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
 
+from benchmarks.replay.options import DISK_FLAG, DISK_PATHS_FLAG
 from benchmarks.replay.served import TETHER, Served
 from benchmarks.rows import say
 from benchmarks.serving import HOST, free_port
+from benchmarks.vllm_load import lmcache
+from kvserver.errors import ConfigError
 
 START_S_MAX = 400.0
 STOP_S_MAX = 20.0
@@ -43,7 +48,9 @@ ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_
 class ArmKind(StrEnum):
     NONE = "none"
     KVSERVER = "kvserver"
+    KVSERVER_DISK = "kvserver+disk"
     NATIVE = "native"
+    LMCACHE = "lmcache"
 
 
 @dataclass(frozen=True)
@@ -64,19 +71,26 @@ class EngineOptions:
     block_tokens: int
     context_tokens_max: int
     arena_bytes: int
-    """Bytes of kvserver's arena, and of vLLM's own offload."""
+    """Bytes of kvserver's arena, of vLLM's own offload, and of LMCache's memory."""
     model_id: str
     """Names a model without weights for kvserver; empty if it has weights."""
     engine_arguments: str
     """Arguments for vLLM, as in a shell."""
     connector: str
     """JSON: further keys of kv_connector_extra_config."""
+    disk_dirs: tuple[Path, ...] = ()
+    """Parents of the disk tier's directories, a device each."""
+    disk_bytes: int = 0
+    """Bytes of each device."""
+    lmcache_arguments: str = ""
+    """Arguments for LMCache's server, as in a shell."""
 
 
 class Engines:
     """Starts the arms one after another, and ends them all."""
 
     def __init__(self, kinds: list[ArmKind], options: EngineOptions) -> None:
+        check_arms(kinds, options)
         self._kinds = kinds
         self._options = options
         self._folder = Path(tempfile.mkdtemp(prefix="bench-vllm-"))
@@ -96,25 +110,68 @@ class Engines:
             shutil.rmtree(self._folder)
 
     def _start(self, kind: ArmKind) -> Arm:
-        port, server_url = free_port(), ""
-        arguments = engine_arguments(self._options, port)
-        if kind is ArmKind.KVSERVER:
-            http_port = free_port()
-            served = Served(("--http-port", str(http_port)), self._options.arena_bytes)
-            self._stack.enter_context(closing(served))
-            server_url = f"http://{HOST}:{http_port}"
-            arguments += ["--kv-transfer-config", json.dumps(connector_config(self._options, served.socket))]
-            _wait(f"{server_url}/readyz", served.problem)
-        elif kind is ArmKind.NATIVE:
-            gib = self._options.arena_bytes / GIB
-            arguments += ["--kv-offloading-backend", "native", "--kv-offloading-size", f"{gib:g}"]
+        port = free_port()
+        arguments, server_url = self._connected(kind)
         say(f"{kind}: starting vLLM")
         began_s = time.monotonic()
-        engine = self._stack.enter_context(closing(_Process(arguments, self._folder / f"{kind}.log")))
+        command = [*engine_arguments(self._options, port), *arguments]
+        engine = self._stack.enter_context(closing(_Process("vLLM", command, self._folder / f"{kind}.log")))
         _wait(f"http://{HOST}:{port}/health", engine.problem)
         check_features(engine.log_path.read_text(errors="replace"))
         say(f"{kind}: up after {time.monotonic() - began_s:.0f} s, log {engine.log_path}")
         return Arm(kind.value, f"http://{HOST}:{port}", server_url)
+
+    def _connected(self, kind: ArmKind) -> tuple[list[str], str]:
+        """Starts what the engine is to be connected with. Returns vLLM's arguments for it, and our server's URL."""
+        options = self._options
+        match kind:
+            case ArmKind.NONE:
+                return [], ""
+            case ArmKind.NATIVE:
+                gib = f"{options.arena_bytes / GIB:g}"
+                return ["--kv-offloading-backend", "native", "--kv-offloading-size", gib], ""
+            case ArmKind.LMCACHE:
+                return ["--kv-transfer-config", self._lmcache()], ""
+            case ArmKind.KVSERVER | ArmKind.KVSERVER_DISK:
+                http_port = free_port()
+                flags = self._disk_flags() if kind is ArmKind.KVSERVER_DISK else ()
+                served = Served(("--http-port", str(http_port), *flags), options.arena_bytes)
+                self._stack.enter_context(closing(served))
+                server_url = f"http://{HOST}:{http_port}"
+                _wait(f"{server_url}/readyz", served.problem)
+                return ["--kv-transfer-config", json.dumps(connector_config(options, served.socket))], server_url
+
+    def _disk_flags(self) -> tuple[str, ...]:
+        """A new directory in each of the given ones; they are removed at the end."""
+        directories = []
+        for parent in self._options.disk_dirs:
+            made = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-vllm-disk-", dir=parent))
+            directories.append(made)
+        return DISK_PATHS_FLAG, ",".join(directories), DISK_FLAG, str(self._options.disk_bytes)
+
+    def _lmcache(self) -> str:
+        """Starts LMCache's server. Returns the connector's JSON."""
+        port, http_port = free_port(), free_port()
+        command = lmcache.server_command(
+            host=HOST,
+            port=port,
+            http_port=http_port,
+            arena_bytes=self._options.arena_bytes,
+            further=self._options.lmcache_arguments,
+        )
+        say("lmcache: starting its server")
+        log_path = self._folder / "lmcache-server.log"
+        server = self._stack.enter_context(closing(_Process("LMCache's server", command, log_path)))
+        _wait(lmcache.health_url(host=HOST, http_port=http_port), server.problem)
+        return lmcache.transfer_config(host=HOST, port=port)
+
+
+def check_arms(kinds: Sequence[ArmKind], options: EngineOptions) -> None:
+    """Raises ConfigError for an arm that cannot be started, before any other is."""
+    if ArmKind.LMCACHE in kinds and not lmcache.is_installed():
+        raise ConfigError("bench-options", "the arm lmcache needs LMCache in this environment: install lmcache")
+    if ArmKind.KVSERVER_DISK in kinds and not (options.disk_dirs and options.disk_bytes):
+        raise ConfigError("bench-options", "the arm kvserver+disk needs --disk-dir and --disk-bytes")
 
 
 def engine_arguments(options: EngineOptions, port: int) -> list[str]:
@@ -154,9 +211,10 @@ def connector_config(options: EngineOptions, server: Path) -> dict[str, object]:
 
 
 class _Process:
-    """An engine's API server, and all processes that it starts."""
+    """An engine's API server or LMCache's, and all processes that it starts."""
 
-    def __init__(self, command: list[str], log_path: Path) -> None:
+    def __init__(self, name: str, command: list[str], log_path: Path) -> None:
+        self._name = name
         self.log_path = log_path
         with log_path.open("wb") as log:
             self._process = subprocess.Popen(
@@ -186,7 +244,7 @@ class _Process:
         if code is None:
             return ""
         words = self.log_path.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
-        return f"vLLM exited with {code}; its last words, of {self.log_path}: {words}"
+        return f"{self._name} exited with {code}; its last words, of {self.log_path}: {words}"
 
 
 def _wait(url: str, problem: Callable[[], str]) -> None:

@@ -6,8 +6,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.rows import Rows
-from benchmarks.vllm_load.rounds import Agreement
-from benchmarks.vllm_load.summary import FILLER, Figure, Limits, Round, figures
+from benchmarks.vllm_load.rounds import Agreement, differing_from
+from benchmarks.vllm_load.summary import (
+    FILLER,
+    Figure,
+    Limits,
+    Round,
+    cached_share,
+    figures,
+    pooled,
+    quantile,
+    rates,
+)
 from kvserver.sizing import chart
 
 Runs = Mapping[str, Mapping[str, Sequence[Figure]]]
@@ -30,6 +40,16 @@ MEANING = {
     "hit_server": "of the chunks that the server was asked for, held",
     "cached": "of all prompts' tokens, not computed, as each answer says",
 }
+ARM_COLUMNS = (
+    "all rounds",
+    "requests done",
+    "first token p50, ms",
+    "p95",
+    "max",
+    "input tokens/s",
+    "% not computed",
+    "differ from the first",
+)
 
 
 def collect(rounds: Sequence[Round], limits: Limits) -> dict[str, dict[str, list[Figure]]]:
@@ -46,10 +66,39 @@ def table(runs: Runs, arms: Sequence[str], agreement: Agreement) -> str:
     for name, by_arm in runs.items():
         cells = [_cell(by_arm.get(arm, [])) for arm in arms]
         rows.append([name, *cells, *(_share(by_arm.get(arm, []), by_arm.get(arms[0], [])) for arm in arms[1:])])
+    notes = [f"{name}: {meaning}" for name, meaning in MEANING.items()]
+    return "\n".join([_aligned(rows), "", *notes, verdict(agreement)])
+
+
+def arms(rounds: Sequence[Round], names: Sequence[str]) -> str:
+    """A row for each arm, over the requests of all its rounds: those done, times to the first token, pace and hits."""
+    rows = [list(ARM_COLUMNS), *(_arm_row(rounds, name, names[0]) for name in names)]
+    return _aligned(rows)
+
+
+def _arm_row(rounds: Sequence[Round], name: str, first: str) -> list[str]:
+    own = [each for each in rounds if each.arm == name]
+    answered, ttfts_ms = pooled(own)
+    times = [quantile(ttfts_ms, 50), quantile(ttfts_ms, 95), max(ttfts_ms)] if ttfts_ms else []
+    paces = [figure.value for each in own if (figure := rates(each).get("input_rate"))]
+    cached = cached_share(outcome for each in own for outcome in each.outcomes)
+    firsts = {each.number: each.outcomes for each in rounds if each.arm == first}
+    differing = sum(differing_from(firsts[each.number], each.outcomes) for each in own if each.number in firsts)
+    return [
+        name,
+        str(len(answered)),
+        *([_number(ms) for ms in times] or ["-"] * 3),
+        _number(statistics.median(paces)) if paces else "-",
+        f"{100 * cached:.1f}" if cached is not None else "-",
+        str(differing) if name != first else "",
+    ]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Columns of one width; a line under the first row."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
-    notes = [f"{name}: {meaning}" for name, meaning in MEANING.items()]
-    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:], "", *notes, verdict(agreement)])
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
 
 
 def verdict(agreement: Agreement) -> str:

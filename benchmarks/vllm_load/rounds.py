@@ -135,6 +135,17 @@ def disagreements(outcomes: Iterable[Outcome]) -> tuple[int, list[Ask]]:
     return sum(map(len, several)), unequal
 
 
+def differing_from(first: Iterable[Outcome], other: Iterable[Outcome]) -> int:
+    """Answers of another arm that differ from all that the first gave to the same prompt. Both have one seed."""
+    said: dict[tuple[Prompt, int], set[tuple[object, ...]]] = defaultdict(set)
+    for outcome in first:
+        if not outcome.reply.problem:
+            said[outcome.ask.prompt, outcome.ask.output_tokens].add(outcome.reply.said)
+    answered = [outcome for outcome in other if not outcome.reply.problem]
+    known = [(said.get((outcome.ask.prompt, outcome.ask.output_tokens)), outcome.reply.said) for outcome in answered]
+    return sum(answers is not None and answer not in answers for answers, answer in known)
+
+
 async def _rest(arm: Live) -> None:
     """Waits until the engine says that no request is in flight."""
     for _ in range(int(REST_S_MAX / REST_S)):

@@ -12,6 +12,7 @@ from benchmarks.vllm_load.crowd import Outcome
 FILLER = "filler"
 """Kind of requests that only evict others: excluded from all figures but the errors."""
 QUANTILES = (50, 90, 99)
+QUANTILES_OF_FIRST_TOKENS = (50, 90, 95, 99)
 QUANTILES_OF_PACES = (50, 10, 1)
 """Quantiles of rates: the worst are at the low end."""
 
@@ -45,18 +46,20 @@ def figures(of: Round, limits: Limits) -> dict[str, Figure]:
     """Figures by name, in display order. Unknown ones are left out."""
     told: dict[str, Figure] = {}
     asked = [outcome for outcome in of.outcomes if outcome.ask.kind != FILLER]
-    answered = [outcome for outcome in asked if not outcome.reply.problem]
+    answered, ttfts_ms = pooled([of])
     kinds = list(dict.fromkeys(outcome.ask.kind for outcome in sorted(asked, key=lambda outcome: outcome.began_s)))
     if len(kinds) > 1:
         for kind in kinds:
             same = [outcome for outcome in answered if outcome.ask.kind == kind]
             told |= _quantiles(f"ttft_{kind.replace(' ', '_')}", _ttfts_ms(same))
-    told |= _quantiles("ttft", _ttfts_ms(answered))
+    told |= _quantiles("ttft", ttfts_ms, QUANTILES_OF_FIRST_TOKENS)
+    if ttfts_ms:
+        told["ttft_max"] = Figure(max(ttfts_ms), "ms")
     told |= _quantiles("gap", [1e3 * gap_s for outcome in answered for gap_s in outcome.reply.gaps_s])
     told |= _quantiles("tpot", [1e3 * gap_s for gap_s in _mean_gaps_s(answered)])
     told |= _paces("output_pace", [1 / gap_s for gap_s in _mean_gaps_s(answered) if gap_s])
     told |= _paces("input_pace", _input_paces(answered))
-    told |= _rates(answered)
+    told |= rates(of)
     told["requests"] = Figure(len(asked), "")
     told["errors"] = Figure(sum(bool(outcome.reply.problem) for outcome in of.outcomes), "")
     if LOADS_FAILED in of.counted:
@@ -78,11 +81,11 @@ def quantile(values: Sequence[float], percent: float) -> float:
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 
 
-def _quantiles(name: str, values: Sequence[float]) -> dict[str, Figure]:
+def _quantiles(name: str, values: Sequence[float], percents: Sequence[int] = QUANTILES) -> dict[str, Figure]:
     """Quantiles in milliseconds."""
     if not values:
         return {}
-    return {f"{name}_p{percent}": Figure(quantile(values, percent), "ms") for percent in QUANTILES}
+    return {f"{name}_p{percent}": Figure(quantile(values, percent), "ms") for percent in percents}
 
 
 def _ttfts_ms(outcomes: Iterable[Outcome]) -> list[float]:
@@ -106,8 +109,9 @@ def _input_paces(outcomes: Iterable[Outcome]) -> list[float]:
     return [reply.prompt_tokens / reply.ttft_s for reply in replies if reply.prompt_tokens and reply.ttft_s]
 
 
-def _rates(answered: Sequence[Outcome]) -> dict[str, Figure]:
+def rates(of: Round) -> dict[str, Figure]:
     """Rates over the time from the first start to the last end."""
+    answered, _ = pooled([of])
     if not answered:
         return {}
     began_s = min(outcome.began_s for outcome in answered)
@@ -121,6 +125,17 @@ def _rates(answered: Sequence[Outcome]) -> dict[str, Figure]:
     }
 
 
+def pooled(rounds: Sequence[Round]) -> tuple[list[Outcome], list[float]]:
+    """The requests of all rounds that were answered, without fillers, and their times to the first token in ms."""
+    answered = [
+        outcome
+        for each in rounds
+        for outcome in each.outcomes
+        if outcome.ask.kind != FILLER and not outcome.reply.problem
+    ]
+    return answered, _ttfts_ms(answered)
+
+
 def _is_good(outcome: Outcome, limits: Limits) -> bool:
     reply = outcome.reply
     if reply.problem or reply.ttft_s is None or reply.ttft_s > limits.ttft_s:
@@ -132,7 +147,12 @@ def _hits(outcomes: Sequence[Outcome], counted: Mapping[str, float]) -> dict[str
     """Hit rates over all requests, including fillers, because the counters count all."""
     told = hits(counted)
     shares = {"hit_own": told.own, "hit_external": told.external, "brought": told.brought, "hit_server": told.server}
-    known = [outcome.reply for outcome in outcomes if outcome.reply.cached_tokens is not None]
-    if prompt_tokens := sum(reply.prompt_tokens for reply in known):
-        shares["cached"] = sum(reply.cached_tokens or 0 for reply in known) / prompt_tokens
+    shares["cached"] = cached_share(outcomes)
     return {name: Figure(100 * share, "%") for name, share in shares.items() if share is not None}
+
+
+def cached_share(outcomes: Iterable[Outcome]) -> float | None:
+    """Share of the prompts' tokens that were not computed, as the answers say. None if none says so."""
+    known = [outcome.reply for outcome in outcomes if outcome.reply.cached_tokens is not None]
+    prompt_tokens = sum(reply.prompt_tokens for reply in known)
+    return sum(reply.cached_tokens or 0 for reply in known) / prompt_tokens if prompt_tokens else None

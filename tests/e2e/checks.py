@@ -26,9 +26,13 @@ def skip_what_does_not_run(model: str) -> None:
     """
     if model == "fp8" and "avx512" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("vLLM keeps KV in fp8 only on CPUs with AVX-512")
-    release = version(packages_distributions()["vllm"][0])
-    if model == "lfm2" and tuple(map(int, release.split(".")[:2])) < (0, 32):
-        pytest.skip(f"vLLM {release} for CPUs does not run {model}")
+    if model == "lfm2" and release() < (0, 32):
+        pytest.skip(f"this vLLM for CPUs ({release()}) does not run {model}")
+
+
+def release() -> tuple[int, ...]:
+    """The installed vLLM's first two numbers."""
+    return tuple(map(int, version(packages_distributions()["vllm"][0]).split(".")[:2]))
 
 
 def whole_chunks(tokens: int, chunk_tokens: int = 256) -> int:

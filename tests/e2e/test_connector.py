@@ -16,6 +16,7 @@ import pytest
 
 from kvclient.offload.values import Statistics
 from kvclient.values import StoreResult
+from tests.e2e.checks import release
 
 ROOT = Path(__file__).resolve().parents[2]
 IMPORT = """
@@ -85,6 +86,10 @@ def test_every_count_has_a_metric(module: Any) -> None:
     stats = importlib.import_module("kvclient.vllm.stats")
     counted = {item.name for item in fields(Statistics) if not item.name.endswith("_in_flight")}
     assert counted - {stats.SKIPPED} | {"bugs"} == set(stats.COUNTERS)
+
+
+def test_releases_that_drop_the_statistics_of_steps_without_an_answer_are_known(module: Any) -> None:
+    assert module.versions.drops_quiet_steps() == (release() < (0, 28))
 
 
 def test_the_benchmark_of_the_schedulers_calls_runs() -> None:

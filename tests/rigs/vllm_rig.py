@@ -10,6 +10,7 @@ from kvclient.offload.ends import Report
 from kvclient.offload.values import Group, Options, RetrieveOrder, StoreOrder
 from kvclient.transport.inquiries import Answered
 from kvclient.values import Found, Lease, StoreResult
+from kvclient.vllm.answers import Answers
 from kvclient.vllm.events import RouterEvents
 from kvclient.vllm.keys import Keyer
 from kvclient.vllm.scheduler import Scheduled, Scheduler
@@ -136,6 +137,7 @@ class Bench:
         hashes: bool = False,
         retrieves: bool = True,
         events: RouterEvents | None = None,
+        answers: Answers | None = None,
     ) -> None:
         self.server, self.pool = Server(), Pool()
         options = Options(
@@ -159,6 +161,7 @@ class Bench:
             step_wait_s=step_wait_s,
             stores_over=lambda: self.over,
             events=events,
+            answers=answers,
         )
         self.half.use_pool(self.pool)
         self.half.use_namespace({NAMESPACE})

@@ -35,8 +35,6 @@ class Ended(NamedTuple):
     failed: set[str]
     """Requests whose retrieve failed, so that some of their blocks have undefined content."""
     failed_blocks: set[int]
-    seconds: dict[str, list[float]]
-    """Durations of the jobs, for the statistics."""
 
 
 @dataclass(eq=False, slots=True)
@@ -99,15 +97,13 @@ class Ends:
         """Take all ends since the last call. Each end is returned once."""
         with self._lock:
             reports, self._reports = self._reports, []
-        ended = Ended([], set(), set(), set(), {})
+        ended = Ended([], set(), set(), set())
         for report in reports:
             found = self._open.pop(report.job, None)
             if found is None:
                 continue  # only the first end counts
             self._unbegun.discard(report.job)
             ended.reports.append(report)
-            name = "retrieve_seconds" if isinstance(found.order, RetrieveOrder) else "store_seconds"
-            ended.seconds.setdefault(name, []).append(report.seconds)
             if isinstance(found.order, RetrieveOrder):
                 request = str(found.order.request)
                 ended.retrieved.add(request)

@@ -33,6 +33,7 @@ from kvclient.offload.worker import Worker
 from kvclient.transport.event_stream import EventStream, ZeroMqSockets
 from kvclient.values import Buffered, CacheSpec, DeviceBuffer, TensorBuffer
 from kvclient.vllm import releases, versions
+from kvclient.vllm.answers import Answers
 from kvclient.vllm.devices import PORTABLE, device_kind, device_name, stream_events
 from kvclient.vllm.events import TOKENS_MAX, RouterEvents, Words, kinds_of
 from kvclient.vllm.guard import GuardedScheduler
@@ -175,7 +176,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             self._kv_caches: dict[str, Any] = {}
             self._is_described = self._is_asleep = self._is_bound = False
             self._steps = 0
-            self._ended = Ended([], set(), set(), set(), {})
+            self._ended = Ended([], set(), set(), set())
             stage = get_pp_group().rank_in_group if stages > 1 else 0
             self._rank = stage * self._tensor_ranks + get_tensor_model_parallel_rank()
             self._event = stream_events(current_platform, self._device)
@@ -229,6 +230,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             step_wait_s=self._settings.step_wait_us / 1e6,
             stores_over=self._stores_over,
             events=self._events(config, kv_config),
+            answers=Answers() if self._may_lose_counts(config) else None,
         )
         return GuardedScheduler(half, self._groups, release=vllm.__version__)
 
@@ -244,6 +246,10 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
         stream = EventStream(ZeroMqSockets(self._settings.events_endpoint))
         announced = Announced(chunks_max=max(1, TOKENS_MAX // self._chunk_tokens))
         return RouterEvents(stream, words, announced, chunk_tokens=self._chunk_tokens)
+
+    def _may_lose_counts(self, config: Any) -> bool:
+        """Whether counts get lost in steps that say nothing. A pooling model says no token that they could wait for."""
+        return config.model_config.runner_type != "pooling" and versions.drops_quiet_steps()
 
     def _stores_over(self) -> list[tuple[int, int]]:
         ends = _here.get((self._engine, self._epoch, self._settings.socket))
@@ -307,8 +313,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
         if self.role == KVConnectorRole.SCHEDULER:
             counted: dict[str, Any] = dict(self._scheduler.take_counts())
         else:
-            counted = {**self._ended.seconds, **self._worker.take_counts()}
-            self._ended = self._ended._replace(seconds={})
+            counted = self._worker.take_counts()
         return Stats(data=counted) if counted else None
 
     @classmethod

@@ -101,7 +101,7 @@ class GuardedScheduler:
         busy = self._guard.run(self._half.busy)
         return bool(self._half.untold) or len(self._half.pins) > 0 if busy is None else busy
 
-    def take_counts(self) -> dict[str, int]:
+    def take_counts(self) -> dict[str, int | list[float]]:
         return (self._guard.run(self._half.take_counts) or {}) | self._guard.take_bugs()
 
     def reset(self) -> None:

@@ -23,6 +23,7 @@ from kvclient.offload.ends import Report
 from kvclient.offload.lookup_exchange import LookupExchange
 from kvclient.offload.values import Options, RetrieveOrder, StoreOrder
 from kvclient.values import RetrieveResult
+from kvclient.vllm.answers import Answers
 from kvclient.vllm.events import RouterEvents
 from kvclient.vllm.hbm import Holdings
 from kvclient.vllm.keys import Keyer, Request
@@ -79,6 +80,7 @@ class Scheduler:
         step_wait_s: float = 0.0,
         stores_over: Callable[[], Iterable[tuple[int, int]]] = tuple,
         events: RouterEvents | None = None,
+        answers: Answers | None = None,
     ) -> None:
         """steps_ahead: how many more steps the engine schedules at most before one is over.
 
@@ -87,7 +89,10 @@ class Scheduler:
         stores_over: (job, rank) of ended stores whose ranks run in this process, before they are reported.
 
         events: what routers are told. None: nothing.
+
+        answers: counts are told only in steps that it calls answered. None: in every step.
         """
+        self._answers = answers
         self._events = events
         self._stores_over = stores_over
         self._offload = Offload(options)
@@ -100,6 +105,8 @@ class Scheduler:
         self._keyer = keyer
         self._store_output = store_output
         self._told: dict[str, int] = {}
+        self._seconds: dict[str, list[float]] = {}
+        """Durations of ranks' jobs that were not told yet."""
         self._ranks = options.ranks
         self._said: dict[int, bytes] = {}
         """Rank -> its namespace."""
@@ -205,6 +212,8 @@ class Scheduler:
         blocks are pinned, and so are the request's other blocks until its stores have ended.
         """
         self.pins.keep(name, tables)
+        if self._answers is not None:
+            self._answers.finished(name)
         self._computing.discard(name)
         if name in self._live:
             self._leave_unnamed(name)
@@ -241,6 +250,8 @@ class Scheduler:
             order = self._store(item, tables_of, now_s)
             if order is not None:
                 stores.append(order)
+        if self._answers is not None:
+            self._answers.scheduled(self._live[item.name].request for item in items if item.name in self._live)
         retrieves = tuple(self.untold)
         self.untold.clear()
         self.pins.told()
@@ -259,6 +270,8 @@ class Scheduler:
         """Take the ranks' reports of ended jobs."""
         for report in reports:
             self.pins.reported(report.job, report.rank)
+            is_retrieve = isinstance(report.result, RetrieveResult)
+            self._seconds.setdefault("retrieve_seconds" if is_retrieve else "store_seconds", []).append(report.seconds)
             if isinstance(report.result, RetrieveResult):
                 self._offload.retrieve_ended(report.job, report.rank, report.result, seconds=report.seconds)
             else:
@@ -267,14 +280,19 @@ class Scheduler:
                     self._events.stored(ended.order.keys[: ended.chunks * KEY_BYTES][-KEY_BYTES:])
         self._exchange.tidy()
 
-    def take_counts(self) -> dict[str, int]:
-        """Counts since the last call, by name. See offload_values.Statistics."""
+    def take_counts(self) -> dict[str, int | list[float]]:
+        """Counts and durations that were not told yet, by name. Empty in a step whose statistics may get lost.
+
+        See offload_values.Statistics, and Report for the durations."""
+        if self._answers is not None and not self._answers.take():
+            return {}
         now = dict(vars(self._offload.statistics))
         skipped = now.pop("skipped_tokens")
         counts = {name: value for name, value in now.items() if not name.endswith("_in_flight")}
         counts |= {f"skipped_tokens:{why}": tokens for why, tokens in skipped.items()}
         told, self._told = self._told, counts
-        return {name: grown for name, value in counts.items() if (grown := value - told.get(name, 0))}
+        seconds, self._seconds = self._seconds, {}
+        return {name: grown for name, value in counts.items() if (grown := value - told.get(name, 0))} | seconds
 
     def busy(self) -> bool:
         """Whether an idle engine has to keep stepping so that job ends are delivered."""

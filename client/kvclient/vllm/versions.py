@@ -5,6 +5,7 @@ something that the connector needs, the refusal names the release and the field.
 """
 
 import dataclasses
+import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -164,6 +165,18 @@ def check_read_while_serving(release: str) -> None:
         for field in wanted:
             if field not in fields and not hasattr(found, field):
                 raise _lack(release, path, field)
+
+
+def drops_quiet_steps() -> bool:
+    """Whether vLLM's class LLM drops the statistics of steps in which no request says anything, as up to 0.27.
+
+    Nothing but its code tells. Code that is not there, or cannot be read, is taken for newer code.
+    """
+    try:
+        code = inspect.getsource(import_module("vllm.v1.engine.llm_engine").LLMEngine.step)
+    except (AttributeError, ImportError, OSError):
+        return False
+    return "len(outputs.outputs) > 0" in code
 
 
 def _named(owner: object) -> str:

@@ -106,6 +106,13 @@ BUGS = (
         "get_kv_connector_stats",
         _untold_by_idle_steps,
     ),
+    Bug(
+        "P7",
+        "what is counted in a step without an answer is told at once, and older releases drop it",
+        vllm.KvServerConnector,
+        "_may_lose_counts",
+        lambda connector, config: False,
+    ),
     # A former bug: wrong KV, from requests that vLLM itself confuses.
     Bug(
         "P1",

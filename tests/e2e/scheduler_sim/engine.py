@@ -27,7 +27,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from kvclient.offload import ends, lookup_exchange
 from kvclient.vllm import connector as vllm
-from kvclient.vllm import scheduler
+from kvclient.vllm import scheduler, versions
 
 from .content import BLOCK_TOKENS
 from .neighbour import Neighbour
@@ -68,7 +68,8 @@ class Engine:
     def __init__(self, options: Options, model: Path) -> None:
         config, kv_config = _config(options, model), _kv_config(options)
         kind = AsyncScheduler if options.is_async else Scheduler
-        with set_current_vllm_config(config):
+        drops = mock.patch.object(versions, "drops_quiet_steps", return_value=options.drops_quiet_steps)
+        with set_current_vllm_config(config), drops:
             self.scheduler: Any = kind(
                 config,
                 kv_config,

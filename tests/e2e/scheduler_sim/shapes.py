@@ -54,6 +54,11 @@ class Options:
         return self.stages * self.tensor_ranks
 
     @property
+    def drops_quiet_steps(self) -> bool:
+        """As older releases do, with their class LLM: what is counted in a step without an answer gets lost."""
+        return not self.has_new_runner
+
+    @property
     def batches(self) -> int:
         """Steps in flight at once."""
         return self.stages + self.is_async

@@ -241,9 +241,10 @@ class World:
         return True
 
     def _count(self, said: Any) -> None:
-        for told in (
-            outputs.scheduler_stats.kv_connector_stats for outputs in said.values() if outputs.scheduler_stats
-        ):
+        for outputs in said.values():
+            if outputs.scheduler_stats is None or (self._options.drops_quiet_steps and not outputs.outputs):
+                continue
+            told = outputs.scheduler_stats.kv_connector_stats
             ours = told.get(KvServerConnector.__name__) if told and self._options.beside else told
             if ours:
                 self._told.aggregate(Stats(data=getattr(ours, "data", ours)))
@@ -320,6 +321,7 @@ class World:
     def _require_counts(self) -> None:
         """Requires that every count reached vLLM's metrics, but for those that no step has taken yet."""
         half = self._engine.half
+        half._answers = None  # what no answer has taken along yet
         told = self._told.aggregate(Stats(data=half.take_counts())).data
         counted = half._offload.statistics
         for name, value in vars(counted).items():

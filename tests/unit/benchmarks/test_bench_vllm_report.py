@@ -10,14 +10,24 @@ import pytest
 
 from benchmarks import bench_vllm
 from benchmarks.rows import Rows
-from benchmarks.vllm_load import report
+from benchmarks.vllm_load import lmcache, report
 from benchmarks.vllm_load.asks import Ask, Line, Phase, Span, Workload, token_ids
 from benchmarks.vllm_load.counters import OWN_HIT, PROMPTS, Counters
 from benchmarks.vllm_load.crowd import Outcome
-from benchmarks.vllm_load.engines import Arm, EngineOptions, check_features, connector_config, engine_arguments
+from benchmarks.vllm_load.engines import (
+    Arm,
+    ArmKind,
+    EngineOptions,
+    Engines,
+    check_arms,
+    check_features,
+    connector_config,
+    engine_arguments,
+)
 from benchmarks.vllm_load.reply import Reply
 from benchmarks.vllm_load.rounds import Agreement, Rounds, disagreements
 from benchmarks.vllm_load.summary import Limits, Round, figures
+from kvserver.errors import ConfigError
 
 LIMITS = Limits(ttft_s=2.0, gap_s=0.1)
 
@@ -54,6 +64,7 @@ def test_figures_of_a_round() -> None:
     told = {name: figure.value for name, figure in figures(a_round(), LIMITS).items()}
     assert told["ttft_first_p50"] == 1000.0
     assert told["ttft_first_p99"] == told["ttft_p90"] == 3000.0
+    assert (told["ttft_p95"], told["ttft_max"]) == (3000.0, 3000.0)
     assert told["ttft_again_p50"] == 500.0
     assert (told["gap_p50"], told["gap_p99"]) == (150.0, 300.0)
     assert (told["tpot_p50"], told["tpot_p99"]) == pytest.approx((100.0, 300.0))  # a and c; b has one token only
@@ -269,3 +280,53 @@ def test_arms_differ_in_nothing_but_the_connector() -> None:
     config = connector_config(options, Path("/s/kv.sock"))
     assert config["kv_connector_extra_config"] == {"socket": "/s/kv.sock", "chunk_tokens": 512, "model_id": "made up"}
     assert config["kv_load_failure_policy"] == "recompute"
+
+
+OPTIONS = EngineOptions(
+    model=Path("/m"),
+    pool_tokens=1000,
+    block_tokens=32,
+    context_tokens_max=900,
+    arena_bytes=3 << 29,
+    model_id="",
+    engine_arguments="",
+    connector="{}",
+)
+
+
+def test_an_arm_has_one_row_over_all_its_rounds() -> None:
+    own = [
+        outcome(name, ttft_s=seconds, total_s=seconds, prompt_tokens=100, output_tokens=1, cached_tokens=25, said=said)
+        for name, seconds, said in (("a", 1.0, (1,)), ("b", 3.0, (2,)))
+    ]
+    theirs = [
+        outcome("a", ttft_s=0.5, total_s=1.0, prompt_tokens=100, output_tokens=1, cached_tokens=75, said=(1,)),
+        outcome("b", ttft_s=0.25, total_s=1.0, prompt_tokens=100, output_tokens=1, cached_tokens=75, said=(9,)),
+        outcome("c", ttft_s=0.75, total_s=2.0, prompt_tokens=100, output_tokens=1, cached_tokens=75, said=(9,)),
+        outcome("d", problem="HTTP 500"),
+        outcome("e", "filler", ttft_s=9.0, total_s=9.0, prompt_tokens=100, cached_tokens=75),
+    ]
+    rounds = [a_round("none", 0, own), a_round("kvserver", 0, theirs), a_round("kvserver", 1, theirs[:1])]
+    head, _, none, ours = [line.split() for line in report.arms(rounds, ["none", "kvserver"]).splitlines()]
+    assert head[:2] == ["all", "rounds"]
+    assert none == ["none", "2", "1000", "3000", "3000", "66.7", "25.0"]
+    # Paces of the rounds: 300 tokens in 2 s, 100 in 1 s. Only b was answered in another way: nobody else answered c.
+    assert ours == ["kvserver", "4", "500", "750", "750", "125", "75.0", "1"]
+
+
+def test_an_arm_that_cannot_be_started_is_refused_before_any_other_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(lmcache, "PACKAGE", "no_such_package")
+    with pytest.raises(ConfigError, match="install lmcache"):
+        Engines([ArmKind.NONE, ArmKind.LMCACHE], OPTIONS)
+    with pytest.raises(ConfigError, match="--disk-dir and --disk-bytes"):
+        Engines([ArmKind.KVSERVER_DISK], dataclasses.replace(OPTIONS, disk_bytes=1 << 30))
+    check_arms([ArmKind.KVSERVER_DISK], dataclasses.replace(OPTIONS, disk_bytes=1 << 30, disk_dirs=(tmp_path,)))
+
+
+def test_lmcache_gets_the_memory_that_kvserver_gets() -> None:
+    command = lmcache.server_command(host="h", port=5, http_port=6, arena_bytes=3 << 29, further="--max-workers 2")
+    assert command[command.index("--l1-size-gb") + 1] == "1.5"
+    assert command[-2:] == ["--max-workers", "2"]
+    assert json.loads(lmcache.transfer_config(host="h", port=5))["kv_connector_extra_config"]["lmcache.mp.port"] == 5

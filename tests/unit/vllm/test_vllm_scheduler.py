@@ -7,6 +7,7 @@ import pytest
 
 from kvclient.offload.ends import Report
 from kvclient.values import RetrieveResult, StoreResult
+from kvclient.vllm.answers import Answers
 from kvserver.errors import RequestError
 from kvserver.wire.messages import KEY_BYTES
 from tests.rigs.vllm_rig import BLOCK, CHUNK, NAMESPACE, Bench, request, stored
@@ -112,6 +113,46 @@ def test_what_comes_from_disk_is_known_when_it_is_allocated_and_counted_when_it_
     assert (counts["tokens_retrieved"], counts["tokens_from_disk"]) == (3 * CHUNK - BLOCK, CHUNK)
     bench.half.finished("r")
     assert bench.half.disk_tokens("r") == 0
+
+
+def test_what_is_counted_in_a_step_that_says_nothing_is_told_with_the_next_answer() -> None:
+    """vLLM up to 0.27 drops the statistics of a step without an answer, such as the one in which a load ends."""
+    bench, asked = Bench(answers=Answers()), request()
+    bench.hold(asked, 3)
+    bench.admit(asked)
+    (order,), _ = bench.step()
+    assert bench.half.take_counts() == {}
+    bench.half.ended([Report(order.job, 0, RetrieveResult(True, 9, ""), 0.25)])
+    assert bench.half.take_counts() == {}
+    bench.step(r=41)
+    asked.num_tokens += 1
+    counts = bench.half.take_counts()
+    assert (counts["retrieves"], counts["tokens_retrieved"], counts["retrieve_seconds"]) == (1, 3 * CHUNK, [0.25])
+    bench.step(r=42)
+    assert bench.half.take_counts() == {}
+
+
+def test_the_last_answer_of_a_request_that_finishes_with_it_takes_the_counts_along() -> None:
+    bench, asked = Bench(answers=Answers()), request()
+    bench.admit(asked)
+    bench.step(r=41)
+    asked.num_tokens += 1
+    bench.half.finished("r")
+    assert bench.half.take_counts()["requests"] == 1
+
+
+def test_a_request_that_is_aborted_between_steps_takes_no_counts_along() -> None:
+    bench, asked, other = Bench(answers=Answers()), request(), request("s")
+    bench.admit(asked)
+    bench.step(r=41)
+    bench.half.finished("r")
+    assert bench.half.take_counts() == {}
+    bench.admit(other)
+    other.num_tokens += 1
+    bench.step(s=42)
+    assert bench.half.take_counts() == {}, "it had that token before it was scheduled"
+    other.num_tokens += 1
+    assert bench.half.take_counts()["requests"] == 2
 
 
 def test_output_is_stored_as_it_fills_chunks() -> None:
