@@ -57,7 +57,7 @@ def tick(core: Core) -> None:
         return
     notes = tier.notes
     if len(notes.cleared) > core.bounds.prefix_notes_kept:
-        notes.forget([note for note, prefix in notes.cleared.items() if _is_overtaken(notes, note, prefix)])
+        notes.forget_prefixes([note for note, prefix in notes.cleared.items() if _is_overtaken(notes, note, prefix)])
 
 
 def _is_overtaken(notes: ClearNotes, note: bytes, prefix: ClearedPrefix) -> bool:
