@@ -137,6 +137,7 @@ class ForgetNotes(Frame, tag="forget-notes", frozen=True):
     """These namespaces are gone for good, with all their records. Report: none; a note that stays does no harm."""
 
     namespaces: list[bytes]
+    """Removed in this order."""
     void: int
     """Upper bound of their records' generations."""
 

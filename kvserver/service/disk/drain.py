@@ -140,7 +140,8 @@ def _goes_on(core: Core, tier: DiskTier, drain: Drain, now_ns: int) -> bool:
 
 
 def _is_on_disk(core: Core, space: Space, node: Node) -> bool:
-    return node.state == READY and core.chunks.spaces.get(space.digest) is space and node.on_disk != 0
+    lives = node.state == READY and core.chunks.spaces.get(space.digest) is space
+    return lives and node.on_disk != 0 and not space.is_cut(node)
 
 
 def _is_here(core: Core, drain: Drain, space: Space, node: Node) -> bool:

@@ -54,6 +54,9 @@ def choose(core: Core, tier: DiskTier, now_ns: int) -> None:
         if not _is_due(core, leaf, now_ns):
             tier.writes.wait(now_ns + LOOK_AGAIN_MS * MILLISECOND_NS)
             return
+        if space.is_cut(leaf):
+            leaf.mark(REFUSED)
+            continue
         untouched = core.bounds.disk_second_touch and leaf.key not in tier.writes.touched
         if not tier.chunks.writable(space) or untouched:
             leaf.mark(REFUSED)
@@ -151,7 +154,7 @@ def _offer_again(core: Core, tier: DiskTier, leaves: dict[Node, Space]) -> None:
 
 def _is_wanted(core: Core, space: Space, node: Node) -> bool:
     lives = node.state == READY and core.chunks.spaces.get(space.digest) is space
-    return lives and node.in_dram & ~node.on_disk != 0
+    return lives and node.in_dram & ~node.on_disk != 0 and not space.is_cut(node)
 
 
 def _parent_claims(node: Node) -> bool:
