@@ -1,12 +1,22 @@
-"""Deliberate bugs in how a large subtree is cut off and forgotten in pieces. The simulator is asked first."""
+"""Deliberate bugs in how a large subtree is cut off and forgotten in pieces. Its own tests are asked first."""
 
+from tests.drill import service
 from tests.drill.bugs import Bug
-from tests.drill.service import DISK, HOLDINGS, OPERATORS, REQUESTS, notice
-
-__all__ = ["BUGS", "notice"]
+from tests.drill.copies import Copy, noticed_by
+from tests.drill.service import DISK, HOLDINGS, OPERATORS, REQUESTS
 
 CHUNKS = f"{HOLDINGS}/chunks.py"
 CUTS, SPACE = "kvserver/index/cuts.py", "kvserver/index/space.py"
+OWN_TESTS = ("tests/unit/service/test_cut_pieces.py",)
+
+
+def notice(bug: Bug) -> str:
+    return noticed_by(bug, hunt)
+
+
+def hunt(copy: Copy) -> str:
+    return copy.failing_test(OWN_TESTS) or service.hunt(copy)
+
 
 BUGS = (
     Bug(

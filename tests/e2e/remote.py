@@ -86,6 +86,9 @@ class Remote:
         """True if a step is scheduled while the previous one runs."""
         return bool(self._llm.llm_engine.vllm_config.scheduler_config.async_scheduling)
 
+    def is_on_cpu(self) -> bool:
+        return bool(vllm.platforms.current_platform.is_cpu())
+
     def features(self) -> dict[str, bool]:
         """vLLM's default features that it silently turns off where they are not possible."""
         config = self._llm.llm_engine.vllm_config

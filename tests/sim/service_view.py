@@ -365,8 +365,8 @@ def _is_at_rest(core: Core) -> bool:
     tier = core.disk
     disk_busy = tier is not None and (tier.chunks.jobs or tier.writes.chain or not tier.recovered)
     movers_ready = all(mover.state == "ready" for mover in core.movers.values())
-    forgets = core.chunks.pendings or core.chunks.forgetting
-    return not any(tables) and not forgets and not disk_busy and movers_ready
+    dram_busy = core.chunks.pendings or core.chunks.forgetting or core.scrub.job is not None
+    return not any(tables) and not dram_busy and not disk_busy and movers_ready
 
 
 def _is_starved(core: Core, tier: DiskTier, hold: Hold) -> bool:

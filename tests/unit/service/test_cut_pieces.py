@@ -10,14 +10,15 @@ from kvserver.service.base.events import GoOn
 from kvserver.service.holdings.accounts import Quota
 from kvserver.service.operators.commands import COMMAND_ID
 from kvserver.tiers.slots import SLOT_ALIGN
-from kvserver.wire.admin import DrainServer, Pin
+from kvserver.wire.admin import ClearNamespace, DrainServer, Pin
 from kvserver.wire.kv_events import ChunksRemoved
 from kvserver.wire.messages import ALL_RIGHT, Clear, Cleared, GroupBlocks, Retrieved, Store, Stored
 from kvserver.wire.orders import Demote, Done
 from tests.rigs.admin_rig import clear_prefix, command
 from tests.rigs.brain_lives import Life
-from tests.rigs.brain_rig import KEY_BYTES, NAMESPACE, Client, Rig, chain, ids, key, withdrawn
+from tests.rigs.brain_rig import KEY_BYTES, NAMESPACE, SLAB_BYTES, Client, Rig, chain, ids, key, withdrawn
 from tests.rigs.disk_rig import DiskRig
+from tests.rigs.quota_rig import AGENTS, CHAT, client_of, quota, rig_with, stored
 
 PIECE = 2
 BRANCHES = 7
@@ -333,3 +334,30 @@ def test_a_lookup_says_that_it_is_gone() -> None:
     clear_half(rig, every[0])
     client.lookup(every[0])
     assert rig.service.counters.lookup_ends["gone"] == 1
+
+
+def test_arc_does_not_remember_what_was_cut_off() -> None:
+    rig = Rig(forget_chunks=1, arena_bytes=2 * SLAB_BYTES, eviction_policy="arc")
+    client, deep = Client(rig).register(), chain(1, 30)
+    client.store(deep)
+    clear_prefix(rig, key(deep, 0))
+    client.store(chain(2, 8))
+    assert rig.service.counters.evictions, "what was cut off makes room by its turn too"
+    arc = rig.service.status(rig.now_ns).arc
+    assert arc is not None
+    assert (arc.recent_ghosts, arc.frequent_ghosts) == (0, 0)
+
+
+def test_a_guarantee_does_not_count_what_was_cut_off() -> None:
+    rig = rig_with(quota("chat", 4), forget_chunks=1, arena_bytes=2 * SLAB_BYTES)
+    chat, agents = client_of(rig, "chat", CHAT), client_of(rig, "agents", AGENTS)
+    living, deep = chain(1, 4), chain(2, 26)
+    chat.store(living)
+    rig.now_ns += 1_000_000
+    chat.store(deep)
+    command(rig, ClearNamespace(namespace=CHAT, key=key(deep, 0)))
+    stored(agents, chain(3, 8))
+    assert chat.lookup(living, CHAT).chunks == 4
+    go_on(rig)
+    assert stored(agents, chain(3, 8)) == (8, "")
+    assert chat.lookup(living, CHAT).chunks == 4
