@@ -4,8 +4,9 @@ The service alone: no process, no bytes. Its index has one namespace: 16 shared 
 continue them. Then the prefix is cleared that ends in the first chunk, and the service goes on until all is gone. A
 mismatch and a chunk that cannot be read are cut off in the same way.
 
-longest_*: the longest event of a round; on a busy machine other processes make it longer (nice -n -15). all_*: the sum of all its events. dram: eviction is lru. arc: it is arc. disks:
-a disk holds every chunk as well. wide: as dram, but one chunk has all others as its children.
+longest_*: the longest event of a round; on a busy machine other processes make it longer (nice -n -15). all_*: the sum
+of all its events. dram: eviction is lru. arc: it is arc. disks: a disk holds every chunk as well. wide: as dram, but
+one chunk has all others as its children.
 """
 
 import gc

@@ -68,14 +68,10 @@ BUGS = (
     ),
     Bug(
         "P1",
-        "what was cut off is written to disk",
-        f"{DISK}/writes.py",
-        r"node\.on_disk != 0 and not space\.is_cut\(node\)",
-        "node.on_disk != 0",
-    ),
-    Bug("P1", "what was cut off moves to another device", f"{DISK}/drain.py", r" and not space\.is_cut\(node\)", ""),
-    Bug(
-        "P1", "what was cut off moves to another segment", f"{DISK}/segments.py", r" and not space\.is_cut\(node\)", ""
+        "what was cut off is written to disk, or moves there",
+        CHUNKS,
+        r" and not space\.is_cut\(node\)(?= def may_ever_fit)",
+        "",
     ),
     Bug(
         "P1",

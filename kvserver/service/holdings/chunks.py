@@ -264,6 +264,10 @@ class Chunks:
     def servable(self, space: Space, keys: bytes) -> int:
         return servable_chunks(space, keys)
 
+    def serves(self, space: Space, node: Node) -> bool:
+        """The chunk is ready, and was neither cleared nor cut off. space: the one in which it was found."""
+        return node.state == READY and self.spaces.get(space.digest) is space and not space.is_cut(node)
+
     def may_ever_fit(self, space: Space, needs: Mapping[Node, int]) -> bool:
         """Each chunk to be read (node -> groups) is within its tenant's maximum in DRAM. A larger one would never get a
         slot."""

@@ -12,12 +12,12 @@ from kvserver.service.operators.commands import COMMAND_ID
 from kvserver.tiers.slots import SLOT_ALIGN
 from kvserver.wire.admin import ClearNamespace, DrainServer, Pin
 from kvserver.wire.kv_events import ChunksRemoved
-from kvserver.wire.messages import ALL_RIGHT, Clear, Cleared, GroupBlocks, Retrieved, Store, Stored
-from kvserver.wire.orders import Demote, Done
+from kvserver.wire.messages import ALL_RIGHT, Clear, Cleared, Drain, GroupBlocks, Retrieved, Store, Stored
+from kvserver.wire.orders import Demote, Done, Promote
 from tests.rigs.admin_rig import clear_prefix, command
 from tests.rigs.brain_lives import Life
 from tests.rigs.brain_rig import KEY_BYTES, NAMESPACE, SLAB_BYTES, Client, Rig, chain, ids, key, withdrawn
-from tests.rigs.disk_rig import DiskRig
+from tests.rigs.disk_rig import EXTENT_BYTES, DiskRig
 from tests.rigs.quota_rig import AGENTS, CHAT, client_of, quota, rig_with, stored
 
 PIECE = 2
@@ -361,3 +361,37 @@ def test_a_guarantee_does_not_count_what_was_cut_off() -> None:
     go_on(rig)
     assert stored(agents, chain(3, 8)) == (8, "")
     assert chat.lookup(living, CHAT).chunks == 4
+
+
+@pytest.mark.parametrize("arena_slabs", [1, 4])
+def test_a_device_that_is_drained_meanwhile_moves_nothing_of_it(arena_slabs: int) -> None:
+    """A record that is written after the clear would be newer than its note."""
+    rig = DiskRig(forget_chunks=1, disk_devices=2, disk_run_tokens=6, arena_bytes=arena_slabs * SLAB_BYTES)
+    client, every = Client(rig).register(), prompts()
+    store_all(client, every)
+    rig.wait_ms(100)
+    clear_prefix(rig, key(every[0], 0))
+    ordered = len(rig.orders)
+    client.ask(Drain(rig.number(), 0))
+    rig.wait_ms(500)
+    assert not [order for order in rig.orders[ordered:] if isinstance(order, Demote | Promote)]
+    go_on(rig)
+    rig.wait_ms(500)
+    assert rig.service.status(rig.now_ns).disks[0].drain == "drained"
+
+
+def test_what_waits_for_its_move_when_it_is_cut_off_does_not_move() -> None:
+    day_bytes = 24 * 20 * EXTENT_BYTES
+    rig = DiskRig(forget_chunks=1, disk_devices=2, disk_run_tokens=6 * 99, disk_daily_write_bytes=day_bytes)
+    client, every = Client(rig).register(), prompts()
+    store_all(client, every)
+    rig.wait_ms(100)
+    fullest = max((0, 1), key=[device for device, _ in rig.devices].count)
+    client.ask(Drain(rig.number(), 1 - fullest))
+    rig.wait_ms(100)
+    assert rig.service.status(rig.now_ns).disks[1 - fullest].drain_waits == "budget"
+    clear_prefix(rig, key(every[0], 0))
+    ordered = len(rig.orders)
+    rig.now_ns += 9 * 3600 * 1_000_000_000
+    rig.wait_ms(500)
+    assert not [order for order in rig.orders[ordered:] if isinstance(order, Demote | Promote)]
