@@ -18,6 +18,8 @@ from kvserver.config import quotas
 from kvserver.config.file import read_table
 from kvserver.config.keys import Key, Within, declared
 from kvserver.config.paths import check_directory, check_socket, default_cache_dir, default_socket
+from kvserver.config.remotes import Remote
+from kvserver.config.remotes import parse as parse_remotes
 from kvserver.errors import ConfigError
 from kvserver.units import GIB, KIB, MIB, TIB, show_bytes
 from kvserver.wire.kv_events import replay_endpoint
@@ -183,6 +185,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Literal["auto", "uring", "threads"], "How devices are read and written. auto: io_uring where it is allowed."
     ] = "auto"
     disk_depth: Annotated[int, Within(1, 1024), "Payloads under way at a device."] = 32
+    remotes: Annotated[
+        str,
+        'A store that several servers share. "NAME=URL?key=value&key=value", for example '
+        '"fleet=valkey://10.0.0.7?password_file=/etc/kvserver/valkey" or "fleet=file:///mnt/kv?write=through". In a '
+        "file a table [remotes.NAME] with url and the keys (docs/remote.md). Empty: none.",
+    ] = ""
     recompute_tokens_per_s: Annotated[
         int,
         Within(0, 1_000_000_000),
@@ -249,6 +257,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _check_disk(self)
         _check_policy(self)
         _check_tenants(self)
+        _check_remote(self)
         if self.events_endpoint:
             replay_endpoint(self.events_endpoint)
         if not self.http_host:
@@ -264,6 +273,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """The directories of the disk tier, one for each device."""
         paths = [path.strip().removeprefix("file://") for path in self.disk_paths.split(",")]
         return tuple(os.path.normpath(path) for path in paths if path)
+
+    @property
+    def remote(self) -> Remote | None:
+        """The remote store; None without one."""
+        found = parse_remotes(self.remotes)
+        return found[0] if found else None
 
     @property
     def disk_segments(self) -> int:
@@ -426,6 +441,12 @@ def _check_tenants(config: Config) -> None:
     if config.disk_tenants and not config.disk_directories:
         raise ConfigError("config-tenants", f"disk_tenants={config.disk_tenants!r} needs disks; disk_paths is empty")
     quotas.check("disk_tenants", config.disk_tenants, tier_bytes=config.disk_room_bytes)
+
+
+def _check_remote(config: Config) -> None:
+    """Refuses a remote store without digests: nothing could tell whether its bytes are those that were stored."""
+    if config.remote is not None and config.digests == "off":
+        raise ConfigError("config-remote", f"remotes={config.remotes!r} needs digests=on; it is off")
 
 
 # ---------------------------------------------------------------- text

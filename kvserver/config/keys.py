@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from kvserver.config import quotas
+from kvserver.config import quotas, remotes
 from kvserver.errors import ConfigError
 from kvserver.units import parse_bytes, show_bytes
 
@@ -74,11 +74,13 @@ class Key(NamedTuple):
         return value
 
     def read(self, value: object) -> object:
-        """The checked value from a TOML file, where sizes may be text, paths a list, and quotas a table."""
+        """The checked value from a TOML file, where sizes may be text, paths a list, and quotas and remotes tables."""
         if self.name == "disk_paths" and isinstance(value, list):
             value = ",".join(map(str, value))
         if self.name in ("tenants", "disk_tenants") and isinstance(value, dict):
             value = quotas.joined(value)
+        if self.name == "remotes" and isinstance(value, dict):
+            value = remotes.joined(value)
         if self.in_bytes and isinstance(value, str):
             return self.parse(value)
         self.check(value)

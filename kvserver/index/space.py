@@ -7,6 +7,10 @@ So the ready nodes are closed under prefixes, and three things follow:
 * a pin on a node keeps all its ancestors, because only leaves are ever evicted: a lease is one pin;
 * a chunk that was sealed before its parent simply waits until the parent is ready.
 
+A node may be cut off with all below it. Then it hangs below the root of another space. The nodes below it stay in
+`nodes` until it is their turn to be taken over, and look as before. Only their way up tells that they were cut off: it
+does not lead to the root of this space. So whoever finds a node by its key asks find().
+
 Window and state groups may be absent from any node; see coverage.py.
 """
 
@@ -179,6 +183,10 @@ class Space:
         self.doomed: dict[bytes, Node] = {}
         """Nodes of a cleared namespace, removed step by step, the last one first. A node that is still needed then
         moves to `nodes`."""
+        self.cuts: list[Space] = []
+        """Spaces of what was cut off here while nodes of it may still be in `nodes`."""
+        self.origin: Space | None = None
+        """The space from which this one was cut off, while that one may still have nodes of it."""
         self.parts: list[Part] = []
         self.part_of: list[int] = []
         """Group -> its first part; part_of[g] + shard is the part."""
@@ -217,6 +225,48 @@ class Space:
     def all_nodes(self) -> Iterator[Node]:
         yield from self.nodes.values()
         yield from self.doomed.values()
+
+    def has(self, node: Node) -> bool:
+        """Whether the node is counted here, wherever it hangs."""
+        return self.nodes.get(node.key) is node or self.doomed.get(node.key) is node
+
+    def find(self, key: bytes) -> Node | None:
+        """The node of this key, unless it was cut off."""
+        node = self.nodes.get(key)
+        return None if node is None or self.is_cut(node) else node
+
+    def is_cut(self, node: Node) -> bool:
+        """Whether a node that was in this space has been cut off. While there are cuts, this follows its way up."""
+        return bool(self.cuts) and self._last_ready(node) is not self.root
+
+    def cut_of(self, node: Node) -> "Space":
+        """The space of the cut to which a node that is cut off belongs. It is quick when the node's parent was taken
+        over."""
+        at = self._last_ready(node)
+        while not any(cut.has(at) for cut in self.cuts):
+            assert at.parent is not None
+            at = at.parent
+        return next(cut for cut in self.cuts if cut.has(at))
+
+    def live_chunks(self, walk: Sequence[Node]) -> int:
+        """The number of leading nodes of a chain that have not been cut off."""
+        low, high = 0, len(walk)
+        while self.cuts and low < high:
+            middle = (low + high + 1) // 2
+            low, high = (low, middle - 1) if self.is_cut(walk[middle - 1]) else (middle, high)
+        return high
+
+    def _last_ready(self, node: Node) -> Node:
+        """The root if the node hangs in this space. Otherwise the last node on its way up that is neither taken over
+        by a cut nor below one that is ready and has a parent that is not."""
+        at = node
+        while at.state != READY:
+            if self.nodes.get(at.key) is not at or at.parent is None:
+                return at
+            at = at.parent
+        while at.parent is not None and at.parent.state == READY:
+            at = at.parent
+        return at
 
     def touch(self, used: int, tail: Node | None = None) -> None:
         """Records a request for the prefix that ends in `tail`, or, without it, a use of the namespace."""
@@ -283,8 +333,7 @@ class Space:
         assert not node.on_disk
         parent = node.parent
         assert parent is not None
-        if self.doomed.pop(node.key, None) is None:
-            del self.nodes[node.key]
+        self._leave(node)
         self._detach(node, parent)
         node.parent = None
         node.state = GONE
@@ -312,19 +361,17 @@ class Space:
             assert parent.children is node
             parent.children = None
 
+    def _leave(self, node: Node) -> None:
+        nodes = self.doomed if self.doomed.get(node.key) is node else self.nodes
+        assert nodes[node.key] is node
+        del nodes[node.key]
+
     def cut(self, node: Node, other: "Space") -> None:
-        """Moves a node and its descendants below the root of an empty space. There they wait, and none of their parts
-        counts as present: only pins keep them."""
+        """Cuts a node off: it hangs below the root of an empty space from now on, with all below it. Nodes below it
+        are taken over one by one."""
         assert not other.nodes
         parent = node.parent
         assert parent is not None
-        for at in self.subtree(node):
-            other.nodes[at.key] = self.nodes.pop(at.key)
-            self.away -= at.away
-            at.present, at.state = 0, WAITING
-            for space, sign in ((self, -1), (other, 1)):
-                space.dram_bytes += sign * space.group_bytes(at.in_dram)
-                space.disk_bytes += sign * space.group_bytes(at.on_disk)
         self._detach(node, parent)
         root = other.root
         root.depth, root.state = parent.depth, WAITING
@@ -334,6 +381,30 @@ class Space:
             if node.cold:
                 assert above.disk is not None
                 above.disk.cold_children += count
+        self.cuts.append(other)
+        other.origin = self
+        other.take_over(node)
+
+    def take_over(self, node: Node) -> None:
+        """Takes a node that was cut off from the space that it was cut off from. It waits, and none of its parts counts
+        as present: only pins keep it."""
+        origin = self.origin
+        assert origin is not None
+        origin._leave(node)
+        self.nodes[node.key] = node
+        origin.away -= node.away
+        node.present, node.state = 0, WAITING
+        dram_bytes, disk_bytes = self.group_bytes(node.in_dram), self.group_bytes(node.on_disk)
+        origin.dram_bytes -= dram_bytes
+        origin.disk_bytes -= disk_bytes
+        self.dram_bytes += dram_bytes
+        self.disk_bytes += disk_bytes
+
+    def all_taken_over(self) -> None:
+        """Nothing that was cut off is left in the space that it was cut off from."""
+        assert self.origin is not None
+        self.origin.cuts.remove(self)
+        self.origin = None
 
     def add_cold(self, node: Node, groups: int, extents: tuple[int, ...], generation: int) -> None:
         """Adds a leaf that is on disk as a whole, so it is ready. It is cold from the beginning: its ancestors do not
@@ -421,11 +492,21 @@ class Space:
         return found
 
     def ready_chunks(self, keys: bytes) -> int:
-        """Number of leading keys that are ready nodes. `keys`: packed keys of one chain.
+        """Number of leading keys that are ready nodes. `keys`: packed keys of one chain."""
+        chunks = self._ready_chunks(keys, len(keys) // KEY_BYTES)
+        while self.cuts and chunks:
+            last = self._last_ready(self.nodes[keys[(chunks - 1) * KEY_BYTES : chunks * KEY_BYTES]])
+            if last is self.root:
+                break
+            chunks = self._ready_chunks(keys, last.depth - 1)  # what lies above may have been stored again
+        return chunks
+
+    def _ready_chunks(self, keys: bytes, most: int) -> int:
+        """The same for `most` leading keys, whether they were cut off or not.
 
         The last key is probed first, because a repeated prompt hits as a whole."""
         nodes = self.nodes
-        low, high = 0, len(keys) // KEY_BYTES
+        low, high = 0, most
         middle = high
         while low < high:
             node = nodes.get(keys[(middle - 1) * KEY_BYTES : middle * KEY_BYTES])
@@ -445,6 +526,14 @@ class Space:
             node = node.parent
         chain.reverse()
         return chain
+
+
+def is_below(node: Node, top: Node) -> bool:
+    """Whether the node is `top`, or hangs below it."""
+    at = node
+    while at.depth > top.depth and at.parent is not None:
+        at = at.parent
+    return at is top
 
 
 def _claim(parent: Node, count: int) -> None:

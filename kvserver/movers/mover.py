@@ -307,6 +307,7 @@ def _open(inherited: Inheritance, brain: socket.socket) -> Mover:
         self_test()
         return HostMover(brain, CopyEngine(inherited.arena, config.arena_bytes, config.copy_threads), ledger, scrubbing)
     assert inherited.device != "disk"
+    assert inherited.device != "remote"
     engine = open_device(inherited.device, inherited.device_id, inherited.arena, config)
     if note := dict(engine.facts)["kernels-note"]:
         logs.event(logging.WARNING, "kernels built in", ("why", " ".join(note.split())))

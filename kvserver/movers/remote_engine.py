@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 from kvserver.errors import DeviceError
 from kvserver.movers.remote_checks import wrong_shards
 from kvserver.remote.breaker import Breaker
-from kvserver.remote.chunk_value import ChunkName, Head, WrongValue
+from kvserver.remote.chunk_value import ChunkName, Head, NamespaceName, WrongValue
 from kvserver.remote.store import Gone, Store, StoreError
 
 JOBS_MAX = 4096
@@ -30,7 +30,8 @@ ANSWERED = ("remote-full", "remote-refused")
 """Problems of a node that works."""
 Fault = Literal["", "gone", "digest", "existed", "left-alone", "cancelled"] | str
 """Why a job did not do what it was to do; otherwise a code of StoreError. left-alone: the node's breaker is open.
-digest: the payload is not the one that an engine stored. existed: of a write, another one was there first."""
+digest: the payload is not the one that an engine stored. existed: of a write or of a first note, another one was there
+first."""
 
 
 class Probe(NamedTuple):
@@ -69,7 +70,24 @@ class Touch(NamedTuple):
     head: Head
 
 
-Job = Probe | Fetch | Put | Touch
+class ReadNote(NamedTuple):
+    """Reads the note of a namespace."""
+
+    job: int
+    name: NamespaceName
+
+
+class WriteNote(NamedTuple):
+    """Writes the note of a namespace."""
+
+    job: int
+    name: NamespaceName
+    note: bytes
+    replaces: bool
+    """Whether it takes the place of one that is there."""
+
+
+Job = Probe | Fetch | Put | Touch | ReadNote | WriteNote
 
 
 class Ended(NamedTuple):
@@ -81,6 +99,8 @@ class Ended(NamedTuple):
     """Of a Probe, in its order. None also where the answer is unknown; then `faults` says so."""
     faults: tuple[Fault, ...] = ()
     """Of a Probe, for each name: why nothing is known, or what is wrong with what is there. Empty: all is known."""
+    note: bytes | None = None
+    """Of a ReadNote; None if there is none."""
     io_ns: int = 0
 
 
@@ -101,14 +121,17 @@ class RemoteEngine:
         self._probes: deque[Probe] = deque()
         self._loads: deque[Fetch] = deque()
         self._writes: deque[Put | Touch] = deque()
+        self._notes: deque[ReadNote | WriteNote] = deque()
         self._writers_left = threads - 1
         self._open: dict[int, bool] = {}
         """Job -> whether it was cancelled."""
         self._nodes: dict[str, _Node] = {}
         self._is_closed = False
+        self._failure: BaseException | None = None
+        """What ended a thread: a mistake of ours, for stores raise StoreError alone."""
         self._ended: queue.SimpleQueue[Ended] = queue.SimpleQueue()
-        loops = [self._probe_loop] * PROBE_THREADS + [self._bulk_loop] * threads + [self._try_loop]
-        self._threads = [threading.Thread(target=loop, daemon=True) for loop in loops]
+        loops = [self._probe_loop] * PROBE_THREADS + [self._bulk_loop] * threads + [self._note_loop, self._try_loop]
+        self._threads = [threading.Thread(target=self._watched, args=(loop,), daemon=True) for loop in loops]
         for thread in self._threads:
             thread.start()
 
@@ -126,6 +149,8 @@ class RemoteEngine:
                     self._probes.append(job)
                 case Fetch():
                     self._loads.append(job)
+                case ReadNote() | WriteNote():
+                    self._notes.append(job)
                 case _:
                     self._writes.append(job)
             self._lock.notify_all()
@@ -138,9 +163,11 @@ class RemoteEngine:
                 self._open[job] = True
 
     def ended(self) -> list[Ended]:
-        """Jobs that have ended since the last call."""
+        """Jobs that have ended since the last call. Raises what ended a thread."""
         with suppress(BlockingIOError):
             os.eventfd_read(self.eventfd)
+        if self._failure is not None:
+            raise self._failure
         found = []
         with suppress(queue.Empty):
             while True:
@@ -158,8 +185,9 @@ class RemoteEngine:
         ends that were not read yet."""
         with self._lock:
             self._is_closed = True
-            waiting = [job.job for line in (self._probes, self._loads, self._writes) for job in line]
-            for line in (self._probes, self._loads, self._writes):
+            lines = (self._probes, self._loads, self._writes, self._notes)
+            waiting = [job.job for line in lines for job in line]
+            for line in lines:
                 line.clear()
             self._lock.notify_all()
         for job in waiting:
@@ -171,6 +199,24 @@ class RemoteEngine:
         return ends
 
     # ---------------------------------------------------------------- threads
+
+    def _watched(self, loop: Callable[[], None]) -> None:
+        """A thread. If it ends by an error, the caller gets that error: jobs would never end otherwise."""
+        try:
+            loop()
+        except BaseException as failure:
+            self._failure = failure  # raised again in ended()
+            with suppress(OSError):
+                os.eventfd_write(self.eventfd, 1)
+
+    def _note_loop(self) -> None:
+        while (job := self._next_note()) is not None:
+            self._carry_out(job)
+
+    def _next_note(self) -> ReadNote | WriteNote | None:
+        with self._lock:
+            self._lock.wait_for(lambda: self._is_closed or self._notes)
+            return self._notes.popleft() if self._notes else None
 
     def _probe_loop(self) -> None:
         while (job := self._next_probe()) is not None:
@@ -228,7 +274,13 @@ class RemoteEngine:
             self._end(Ended(job.job, "cancelled"))
             return
         begin_ns = time.monotonic_ns()
-        ended = self._probe(job) if isinstance(job, Probe) else self._move(job)
+        match job:
+            case Probe():
+                ended = self._probe(job)
+            case ReadNote() | WriteNote():
+                ended = self._note(job)
+            case _:
+                ended = self._move(job)
         self._end(ended._replace(io_ns=time.monotonic_ns() - begin_ns))
 
     def _probe(self, job: Probe) -> Ended:
@@ -253,6 +305,20 @@ class RemoteEngine:
             for node, code in codes.items():
                 node.ended(code, time.monotonic())
         return Ended(job.job, "", tuple(heads), tuple(faults) if any(faults) else ())
+
+    def _note(self, job: ReadNote | WriteNote) -> Ended:
+        """Notes are asked for whatever the breakers say: they are few, and a lease depends on them."""
+        try:
+            if isinstance(job, ReadNote):
+                (found,) = self._store.notes([job.name])
+                return Ended(job.job, "", note=found)
+            if job.replaces:
+                self._store.replace_note(job.name, job.note)
+            elif not self._store.make_note(job.name, job.note):
+                return Ended(job.job, "existed")
+        except StoreError as problem:
+            return Ended(job.job, problem.code)
+        return Ended(job.job, "")
 
     def _move(self, job: Fetch | Put | Touch) -> Ended:
         node = self._node_of(job.name)

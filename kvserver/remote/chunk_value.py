@@ -25,8 +25,6 @@ SHARD = struct.Struct("<HHIQ")
 SHARDS_MAX = 246
 HEAD_BYTES_MAX = FIXED.size + SHARDS_MAX * SHARD.size + CHECK_BYTES
 KEY_BYTES = 32
-TENANT_CHARS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_")
-TENANT_CHARS_MAX = 64
 
 
 class WrongValue(KvError):
@@ -102,13 +100,6 @@ class Fragment(NamedTuple):
 def text_of(digest: bytes) -> str:
     """32 bytes as 52 characters that every store, file system and permission pattern takes: a to z and 2 to 7."""
     return b32encode(digest).decode().rstrip("=").lower()
-
-
-def tenant_problem(tenant: str) -> str:
-    """Why a tenant cannot be fragment of a name; empty if it can."""
-    if tenant and len(tenant) <= TENANT_CHARS_MAX and TENANT_CHARS.issuperset(tenant):
-        return ""
-    return f"{tenant!r} must have 1 to {TENANT_CHARS_MAX} characters of a-z, 0-9, - and _"
 
 
 def fragment_bytes_for(shards: Sequence[Shard]) -> int:

@@ -33,13 +33,14 @@ from types import FrameType
 import msgspec
 
 from kvserver import logs
-from kvserver.config import admin_tokens
+from kvserver.config import admin_tokens, remotes
 from kvserver.config.config import Config
 from kvserver.config.descriptor_limit import raise_limit, share
 from kvserver.config.paths import check_cache_directory
 from kvserver.errors import ConfigError
 from kvserver.ipc.fd_sockets import Receiver, pair, send
 from kvserver.ipc.inheritance import CANNOT_START, Inheritance
+from kvserver.movers import remote_store
 from kvserver.private_files import OTHERS_WRITE, file_problem
 from kvserver.supervisor import disk_paths, numa
 from kvserver.supervisor.arena_files import ArenaFiles
@@ -58,6 +59,8 @@ from kvserver.wire.orders import (
     encode,
 )
 
+MOVERS = {"disk": "kvserver.movers.disk_mover", "remote": "kvserver.movers.remote_mover"}
+"""Programs of movers; all others are movers of the host or of a GPU."""
 STOP_S = 5.0
 """How long the brain may take to end after SIGTERM."""
 REAP_S = 5.0
@@ -84,6 +87,8 @@ def run(config: Config) -> int:
     lock = _claim_socket(config)
     admin_tokens.load(config.admin_token_file, os.environ)
     check_cache_directory(config.cache_dir)
+    for remote in remotes.parse(config.remotes):
+        remote_store.check(remote)
     disk_paths.refuse(config)
     for directory, why in disk_paths.warnings(config):
         logs.event(logging.WARNING, "disk is memory", ("directory", directory), ("why", why))
@@ -355,7 +360,7 @@ class Supervisor:
             device_id=wish.device_id,
             config=self._config,
         )
-        module = "kvserver.movers.disk_mover" if wish.device == "disk" else "kvserver.movers.mover"
+        module = MOVERS.get(wish.device, "kvserver.movers.mover")
         with brains, movers:
             try:
                 descriptors = (movers.fileno(), self._arena, self._ledger)

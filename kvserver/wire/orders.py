@@ -19,7 +19,7 @@ WARNING_FACT = "warning"
 JobKind = Literal["store", "retrieve"]
 Packed = bytes
 """Numbers, packed; a name of its own where a field is called bytes."""
-MoverKind = DeviceKind | Literal["disk"]
+MoverKind = DeviceKind | Literal["disk", "remote"]
 
 # ---------------------------------------------------------------- brain → mover
 
@@ -137,6 +137,7 @@ class ForgetNotes(Frame, tag="forget-notes", frozen=True):
     """These namespaces are gone for good, with all their records. Report: none; a note that stays does no harm."""
 
     namespaces: list[bytes]
+    """Removed in this order."""
     void: int
     """Upper bound of their records' generations."""
 
@@ -161,9 +162,72 @@ class EraseDevice(Frame, tag="erase-device", frozen=True):
     device: int
 
 
+# ---------------------------------------------------------------- brain → remote mover
+
+PROBED_MAX = 256
+"""Chunks of one ProbeRemote."""
+
+
+class ProbeRemote(Frame, tag="probe-remote", frozen=True):
+    """Reads the heads of chunks. Report: RemoteProbed."""
+
+    job: int
+    namespace: bytes
+    epoch: int
+    keys: Packed
+    """Keys of 32 bytes, at most PROBED_MAX."""
+    shards: int
+    """How many shards a head has at most, so that no more is read."""
+
+
+class FetchRemote(Frame, tag="fetch-remote", frozen=True):
+    """Reads a chunk into slots, and compares it with its digests. Report: RemoteEnded."""
+
+    job: int
+    head: Packed
+    """As RemoteProbed gave it (remote/chunk_value.py)."""
+    slots: Packed
+    """Little-endian int64, one for each shard of the head: an arena offset, -1 = not wanted."""
+
+
+class PutRemote(Frame, tag="put-remote", frozen=True):
+    """Writes a chunk from slots, unless their bytes are other ones than the head says. Report: RemoteEnded."""
+
+    job: int
+    head: Packed
+    slots: Packed
+    """As in FetchRemote; none is -1."""
+
+
+class TouchRemote(Frame, tag="touch-remote", frozen=True):
+    """Tells the store that a chunk was used. Report: RemoteEnded."""
+
+    job: int
+    head: Packed
+
+
+class ReadRemoteNote(Frame, tag="read-remote-note", frozen=True):
+    """Reads the note of a namespace. Report: RemoteNoteRead."""
+
+    job: int
+    namespace: bytes
+
+
+class WriteRemoteNote(Frame, tag="write-remote-note", frozen=True):
+    """Writes the note of a namespace. Report: RemoteNoteWritten."""
+
+    job: int
+    namespace: bytes
+    epoch: int
+    document: bytes
+    replaces: bool
+    """Whether it takes the place of a note that is there. Otherwise the first one wins."""
+
+
 Order = (
     MapBoard | DropBoard | MapCache | UnmapCache | Copy | Cancel | ArenaReady | Scrub
     | Demote | Promote | Note | ForgetNotes | Recover | TellRecords | DrainDevice | EraseDevice
+    | ProbeRemote | FetchRemote | PutRemote | TouchRemote | ReadRemoteNote | WriteRemoteNote
 )  # fmt: skip
 
 # ---------------------------------------------------------------- mover → brain
@@ -309,9 +373,66 @@ class FoundRecords(Frame, tag="found-records", frozen=True):
     records: bytes
 
 
+# ---------------------------------------------------------------- remote mover → brain
+
+RemoteFault = str
+"""Why a job did not do what it was to do; empty if it did. gone: the chunk is not there any more. digest: its bytes are
+not those that an engine stored. existed: of a write, another one was there first. left-alone: its node's breaker is
+open. cancelled: given up. Otherwise a code of remote/store.py: remote-slow, remote-down, remote-full, remote-denied,
+remote-refused."""
+
+
+class RemoteProbed(Frame, tag="remote-probed", frozen=True):
+    """The end of a ProbeRemote."""
+
+    job: int
+    heads: list[Packed]
+    """For each key its head; empty if it is not there, or if nothing is known (`faults`)."""
+    faults: list[RemoteFault]
+    """For each key why nothing is known, or what is wrong with what is there. Empty: all is known."""
+    io_ns: int
+
+
+class RemoteEnded(Frame, tag="remote-ended", frozen=True):
+    """The end of a FetchRemote, PutRemote or TouchRemote: no byte of it moves any more."""
+
+    job: int
+    fault: RemoteFault
+    io_ns: int
+
+
+class RemoteNoteRead(Frame, tag="remote-note-read", frozen=True):
+    """The end of a ReadRemoteNote."""
+
+    job: int
+    fault: RemoteFault
+    state: Literal["here", "absent", "damaged"]
+    epoch: int
+    document: bytes
+
+
+class RemoteNoteWritten(Frame, tag="remote-note-written", frozen=True):
+    """The end of a WriteRemoteNote. After a fault it may have happened all the same."""
+
+    job: int
+    fault: RemoteFault
+    is_first: bool
+    """Whether it stands. False: another note was there."""
+
+
+class RemoteIs(Frame, tag="remote-is", frozen=True):
+    """The state of the store, after Ready and whenever it changes."""
+
+    problem: str
+    """Why it is not used; empty if it is."""
+    nodes_left_alone: list[str]
+    """Nodes whose breaker is open."""
+
+
 Report = (
     Ready | Mapped | MapFailed | Unmapped | Done | Scrubbed
     | Moved | Noted | DeviceIs | FoundNote | Listed | FoundRecords
+    | RemoteProbed | RemoteEnded | RemoteNoteRead | RemoteNoteWritten | RemoteIs
 )  # fmt: skip
 
 # ---------------------------------------------------------------- brain → supervisor

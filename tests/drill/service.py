@@ -136,9 +136,8 @@ BUGS = (
         "P1",
         "what is evicted stays in the ledger",
         HOLDINGS,
-        r"(_free_slots\([^)]*\) -> None: for offset in node\.slots: if offset != ABSENT:)"
-        r" self\.withdrawn\.append\(offset\)",
-        r"\1",
+        r"if node\.present: [^\n]* self\.withdrawn\.append\(offset\)(?= self\.pool\.free)",
+        r"pass",
     ),
     Bug(
         "P1",
@@ -217,13 +216,6 @@ BUGS = (
         f"{STATE}/clear_notes.py",
         r"max\(void, self\.noted\.get\(note, 0\)\)",
         r"void",
-    ),
-    Bug(
-        "P1",
-        "a prefix is cleared without what continues it",
-        f"{REQUESTS}/cut_off.py",
-        r"below = space\.subtree\(node\)",
-        r"below = [node]",
     ),
     Bug(
         "P1",

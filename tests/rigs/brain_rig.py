@@ -4,6 +4,7 @@ The rig holds the shell's state: which offered descriptors are open, and the rep
 service's invariants after every event."""
 
 import random
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,6 +20,7 @@ from kvserver.service.base.effects import (
     CloseSession,
     Effect,
     Instruct,
+    Withdraw,
 )
 from kvserver.service.base.events import ArenaGrew, Arrived, Event, MoverGone, PeerGone, Reported, Tick, WorkerGone
 from kvserver.service.service import Service
@@ -87,6 +89,11 @@ def key(keys: bytes, chunk: int) -> bytes:
 
 def ids(*blocks: int) -> bytes:
     return b"".join(block.to_bytes(4, "little", signed=True) for block in blocks)
+
+
+def withdrawn(effects: list[Effect]) -> int:
+    """Number of slots that were taken out of the ledger."""
+    return sum(len(array("q", effect.offsets)) for effect in effects if isinstance(effect, Withdraw))
 
 
 class Rig:

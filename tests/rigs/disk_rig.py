@@ -66,6 +66,8 @@ class DiskRig(Rig):
         self.notes: list[Note] = []
         """Notes of namespaces."""
         self.forgotten: list[bytes] = []
+        self.forgets_lost = 0
+        """Further orders to forget notes that a mover does not carry out, because it dies before or has no room."""
         self.notes_answered = True
         """False: notes stay unanswered until answer_notes() is called."""
         self.noting: list[tuple[int, Noted]] = []
@@ -154,6 +156,8 @@ class DiskRig(Rig):
                 self.noting.append((mover, Noted(namespace, void, self.notes_kept or is_nowhere)))
                 if self.notes_answered:
                     self.answer_notes()
+            case ForgetNotes() if self.forgets_lost:
+                self.forgets_lost -= 1
             case ForgetNotes(namespaces, _):
                 self.forgotten += namespaces
                 self.notes = [note for note in self.notes if note.namespace not in namespaces]

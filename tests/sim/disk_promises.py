@@ -77,6 +77,11 @@ class DiskPromises:
                 self.reads.setdefault(order.job, []).append(record)
                 self._promises.disk_writes_slot(order.job, record.arena_offset, list(units))
 
+    def failed(self, moved: Moved) -> list[DiskRecord]:
+        """The records that a read has not brought."""
+        records = self.reads.get(moved.job, [])
+        return [records[fault.item] for fault in moved.faults if records]
+
     def ended(self, moved: Moved, on_disk: dict[Shard, tuple[int, int]]) -> None:
         """A record that could not be read must no longer be listed as on disk."""
         records = self.reads.pop(moved.job, [])

@@ -27,6 +27,8 @@ class Ledger:
         """Arena unit -> offset of the sealed slot that covers it."""
         self.entries: dict[int, Record] = {}
         """The content of each place. It stays when the record is withdrawn, until the place is sealed again."""
+        self.cut_off: set[int] = set()
+        """Offsets of records that were cut off and are not withdrawn yet."""
         self.arena = arena
 
     def named(self, offsets: list[int], names: bytes) -> list[Record]:
@@ -91,6 +93,7 @@ class Ledger:
 
     def withdraw(self, offset: int) -> None:
         """Removes a record; does nothing if there is none."""
+        self.cut_off.discard(offset)
         record = self.records.pop(offset, None)
         if record is None:
             return
@@ -106,6 +109,18 @@ class Ledger:
         for name in [name for name in self.held if name[0] == digest]:
             del self.held[name]
         return doomed
+
+    def cut(self, offsets: list[int]) -> list[tuple[bytes, bytes]]:
+        """These records are no longer served, and are withdrawn step by step. Returns the chunks that were held."""
+        chunks = []
+        for offset in offsets:
+            record = self.records[offset]
+            name = (record.namespace, record.key, record.group, record.shard)
+            if self.held.get(name) == offset:
+                del self.held[name]
+                self.cut_off.add(offset)
+                chunks.append(name[:2])
+        return chunks
 
     def read_again(self) -> None:
         """Rebuilds `held`, as a new brain does. Doomed records are held again unless a newer one exists."""
@@ -224,6 +239,13 @@ def survivors(ledger: Ledger, shapes: dict[bytes, Shape]) -> set[int]:
         if reachable and ledger.present(digest, key, index, shape.groups[index].shards):
             found.add(offset)
     return found
+
+
+def may_be_lost(ledger: Ledger, shapes: dict[bytes, Shape]) -> set[int]:
+    """Offsets that a restarted brain may find or lose: what was cut off, in namespaces without a full group. There it
+    depends on marks."""
+    with_full = {digest for digest, shape in shapes.items() if any(group.kind == "full" for group in shape.groups)}
+    return {offset for offset in ledger.cut_off if ledger.records[offset].namespace not in with_full}
 
 
 def records_in(packed: bytes) -> list[Record]:

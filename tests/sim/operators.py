@@ -98,6 +98,14 @@ def act(world: "World") -> None:
     world.feed(Commanded(world.new_number(), "token sim", command), must_fail=must_fail)
 
 
+def clear_prefix(world: "World") -> None:
+    """Clears a prefix, often one that most chunks hang on."""
+    digest, path = _somewhere(world)
+    depth = 1 + int(world.rng.random() * min(3, len(path)))
+    command = ClearNamespace(namespace=digest, key=key_of(path[:depth]))
+    world.feed(Commanded(world.new_number(), "token sim", command))
+
+
 def _somewhere(world: "World") -> tuple[bytes, Path]:
     """A random prefix, usually one held in DRAM or on disk."""
     rng, swarm = world.rng, world.swarm

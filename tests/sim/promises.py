@@ -163,6 +163,8 @@ class Promises:
         """The ledger's records of each namespace at the moment it was cleared."""
         self._clears_asked: dict[tuple[int, int], int] = {}
         """(peer, request id) -> length of the prefix of `_doomed` that must be gone when the clear is answered."""
+        self._prefixes_asked: dict[int, list[Record]] = {}
+        """Operator -> the ledger's records below the prefix that it has cleared, which go step by step."""
         self.cleared_jobs: set[int] = set()
         """Jobs that were in flight when their namespace was cleared."""
         self.jobs_ever: dict[int, SessionFacts] = {}
@@ -220,6 +222,11 @@ class Promises:
         if any(self._ledger.records.get(record.offset) is record for record in doomed):
             raise Wrong("who cleared a namespace was answered, and the ledger still holds some of what it had")
 
+    def check_prefix_gone(self, peer: int) -> None:
+        """The same, for the Clear of a prefix."""
+        if any(self._ledger.records.get(record.offset) is record for record in self._prefixes_asked.pop(peer, ())):
+            raise Wrong("who cleared a prefix was answered, and the ledger still holds some of what it had")
+
     def _check_answer(self, peer: int, request: Request | AnyCommand, reply: Reply | Outcome, now_ns: int) -> None:
         if isinstance(request, Command):
             self.operators.answered(request, reply, now_ns)  # type: ignore[arg-type]
@@ -247,9 +254,17 @@ class Promises:
         self.disk.was_cleared(namespace)
         self.cleared_jobs.update(job for job, copy in self.copies.items() if copy.digest == namespace)
 
-    def prefix_cleared(self, namespace: bytes, key: bytes, going: Container[int]) -> None:
+    def prefix_cleared(self, peer: int, namespace: bytes, key: bytes, going: Container[int], *, answered: bool) -> None:
         """Like cleared(), for a chunk and all below it. Chunks being copied now are not published: see Shell.feed()."""
         path = path_of(key)
+        below = [
+            record
+            for offset, record in self._ledger.records.items()
+            if record.namespace == namespace and is_below(path_of(record.key), path) and offset in going
+        ]
+        if answered and below:
+            raise Wrong("who cleared a prefix was answered, and the ledger still holds some of what it had")
+        self._prefixes_asked[peer] = below
         self.operators.cleared(namespace, path, going)
         self._end_leases_below(namespace, path)
 

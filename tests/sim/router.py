@@ -21,7 +21,7 @@ from tests.rigs.router_decoders import Seen
 from tests.rigs.router_index import Index
 from tests.rigs.vllm_events import RELEASES, Utils, block_hashes, encoded, events_of
 
-from .content import Path, key_of, keys_of, path_of
+from .content import Path, is_chain, key_of, keys_of, path_of
 from .memory import Wrong
 from .subscriber import Fact
 
@@ -184,11 +184,14 @@ class Router:
         self._asked[asker, number] = self._events.asked()
 
     def finds(self, asker: "Process", request: Lookup, reply: Found) -> None:
-        """A lookup's answer has arrived, however late."""
+        """A lookup's answer has arrived, however late. Engines ask for their own prompts. Keys of two prompts, which
+        other processes ask for, would show nothing: only the last of them is known to be there."""
         asked = self._asked.pop((asker, request.id), None)
-        if asked is not None and request.namespace == self._digest and not reply.chunks_on_disk:
+        found = [request.keys[at : at + KEY_BYTES] for at in range(0, reply.chunks * KEY_BYTES, KEY_BYTES)]
+        is_own = request.namespace == self._digest and bool(found) and is_chain(found)
+        if asked is not None and is_own and not reply.chunks_on_disk:
             self._counts["router: lookups that show what is held"] += 1
-            self._events.found(request.keys[: reply.chunks * KEY_BYTES], asked)
+            self._events.found(b"".join(found), asked)
 
     def act(self) -> None:
         """The engine does something, or nothing."""

@@ -92,7 +92,7 @@ def on_disk(service: Service) -> dict[tuple[bytes, bytes, int, int], tuple[int, 
     found: dict[tuple[bytes, bytes, int, int], tuple[int, int]] = {}
     for space in _core(service).chunks.spaces.values():
         for node in space.nodes.values():
-            if node.disk is not None:
+            if node.disk is not None and not space.is_cut(node):
                 for part, extent in zip(space.parts, node.disk.extents, strict=False):
                     if extent != ABSENT:
                         name = (space.digest, node.key, part.group, part.shard)
@@ -118,7 +118,7 @@ def may_leave_disk(service: Service) -> set[bytes]:
     return {
         space.digest
         for space in _core(service).chunks.spaces.values()
-        if any(droppable(node) for node in space.nodes.values())
+        if any(droppable(node) and not space.is_cut(node) for node in space.nodes.values())
     }
 
 
@@ -244,7 +244,7 @@ def sealed_slots(service: Service) -> dict[int, tuple[bytes, bytes, int, int]]:
     for space in chunks.spaces.values():
         for node in space.nodes.values():
             for part, offset in zip(space.parts, node.slots, strict=False):
-                if offset != ABSENT:
+                if offset != ABSENT and not space.is_cut(node):
                     sealed[offset] = (space.digest, node.key, part.group, part.shard)
     for node, pending in chunks.pendings.items():
         for part, state in pending.parts.items():
@@ -253,20 +253,27 @@ def sealed_slots(service: Service) -> dict[int, tuple[bytes, bytes, int, int]]:
                 sealed[pending.slots[part]] = (pending.space.digest, node.key, shape.group, shape.shard)
     for space in chunks.spaces.values():
         for node in space.nodes.values():
-            if node in chunks.marks:
+            if node in chunks.marks and not space.is_cut(node):
                 sealed[chunks.marks.places[node]] = (space.digest, node.key, NO_GROUP, 0)
     return sealed
 
 
 def going(service: Service) -> list[int]:
-    """Offsets of cleared chunks, and their marks, that are not withdrawn yet."""
-    chunks = _core(service).chunks
-    found = []
-    for space in chunks.forgetting:
-        for node in space.doomed.values():
-            found += [offset for offset in node.slots if offset != ABSENT]
-            found += [chunks.marks.places[node]] if node in chunks.marks else []
-    return found
+    """Offsets of chunks that were cleared or cut off, and of their marks, that are not withdrawn yet."""
+    cleared = [node for space in _core(service).chunks.forgetting for node in space.doomed.values()]
+    return _offsets(service, cleared) + going_of_cuts(service)
+
+
+def going_of_cuts(service: Service) -> list[int]:
+    """The same for chunks of namespaces that live."""
+    spaces = _core(service).chunks.spaces.values()
+    return _offsets(service, [node for space in spaces for node in space.nodes.values() if space.is_cut(node)])
+
+
+def _offsets(service: Service, nodes: list[Node]) -> list[int]:
+    marks = _core(service).chunks.marks
+    slots = [offset for node in nodes for offset in node.slots if offset != ABSENT]
+    return slots + [marks.places[node] for node in nodes if node in marks]
 
 
 def servable_chunks_of(service: Service, digest: bytes, keys: bytes) -> int:
@@ -279,6 +286,8 @@ def servable_prefixes(service: Service) -> dict[tuple[bytes, bytes], int]:
     found: dict[tuple[bytes, bytes], int] = {}
     for digest, space in _core(service).chunks.spaces.items():
         for node in space.nodes.values():
+            if space.is_cut(node):
+                continue
             keys = b"".join(before.key for before in space.chain(node))
             found[digest, keys] = servable_chunks(space, keys)
     return found
@@ -356,7 +365,8 @@ def _is_at_rest(core: Core) -> bool:
     tier = core.disk
     disk_busy = tier is not None and (tier.chunks.jobs or tier.writes.chain or not tier.recovered)
     movers_ready = all(mover.state == "ready" for mover in core.movers.values())
-    return not any(tables) and not core.chunks.pendings and not disk_busy and movers_ready
+    dram_busy = core.chunks.pendings or core.chunks.forgetting or core.scrub.job is not None
+    return not any(tables) and not dram_busy and not disk_busy and movers_ready
 
 
 def _is_starved(core: Core, tier: DiskTier, hold: Hold) -> bool:

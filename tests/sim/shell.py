@@ -74,11 +74,15 @@ from kvserver.wire.orders import (
     StartMover,
 )
 
+from . import ledger as ledgers
 from . import operators, service_view
 from .board import Board
+from .content import path_of
+from .digest_promises import Expected
 from .ledger import offsets_in, records_in, survivors
 from .memory import Pool, Wrong
 from .movers import SimMover
+from .operators import is_below
 from .processes import Received
 from .promises import CacheFacts, Promises
 from .quota_promises import Quotas
@@ -108,7 +112,7 @@ class Shell:
         self._killed: list[int] = []
         bounds, ledger = world.swarm.bounds, world.ledger
         ledger.read_again()
-        expected = survivors(ledger, world.shapes)
+        expected, may_be_lost = survivors(ledger, world.shapes), ledgers.may_be_lost(ledger, world.shapes)
         self.service = Service(
             bounds,
             Random(world.rng.getrandbits(32)).randbytes,
@@ -129,7 +133,8 @@ class Shell:
         self.promises.may_decline = bounds.recompute_tokens_per_s > 0
         self._carry_out(self.service.effects())
         kept = ledger.slots
-        if kept != expected:
+        ledger.cut_off.clear()
+        if kept - expected or expected - kept - may_be_lost:
             raise Wrong(
                 f"after a restart {sorted(kept - expected)} are held wrongly, {sorted(expected - kept)} are lost"
             )
@@ -202,6 +207,7 @@ class Shell:
             case _:
                 pass
         self.service.check()
+        self._check_cuts(event, effects, digests)
         self._carry_out(effects)
         self.promises.digests.after(digests, event, effects, self.service)
         if quotas:
@@ -227,6 +233,23 @@ class Shell:
         unknown = service_view.leases(self.service) - self.promises.leases.keys()
         if unknown:
             raise Wrong(f"leases {sorted(unknown)} were never granted, or are over")
+
+    def _check_cuts(self, event: Event, effects: list[Effect], digests: Expected) -> None:
+        """Only what lies below a cleared prefix, below wrong bytes, or below what could not be read is cut off. It is
+        held no more, although it is withdrawn later."""
+        tops = {(record.namespace, path_of(record.key)) for record in digests.leaving}
+        match event:
+            case Commanded(peer, _, ClearNamespace(namespace, key)) if key and not _refuses_now(effects, peer):
+                tops.add((namespace, path_of(key)))
+            case Reported(_, Moved() as moved):
+                tops |= {(record.namespace, path_of(record.key)) for record in self.promises.disk.failed(moved)}
+            case _:
+                pass
+        for namespace, key in self._world.ledger.cut(service_view.going_of_cuts(self.service)):
+            self._world.counts["chunks cut off in pieces"] += 1
+            path = path_of(key)
+            if not any(top[0] == namespace and is_below(path, top[1]) for top in tops):
+                raise Wrong(f"chunk {path} was cut off, and nothing was wrong with it")
 
     def _check_quotas(self, event: Event, effects: list[Effect], sealed: "Counter[str]") -> None:
         """Checks DRAM quotas. sealed: bytes of each account before the event.
@@ -300,7 +323,8 @@ class Shell:
             case ClearNamespace(namespace, b""):
                 self.promises.cleared(peer, COMMAND_ID, namespace, answered=answered)
             case ClearNamespace(namespace, key):
-                self.promises.prefix_cleared(namespace, key, set(service_view.going(self.service)))
+                going = set(service_view.going(self.service))
+                self.promises.prefix_cleared(peer, namespace, key, going, answered=answered)
             case ClearTenant(tenant):
                 for namespace in namespaces_of(tenant, self._world.shapes):
                     self.promises.cleared(peer, COMMAND_ID, namespace, answered=answered)
@@ -436,6 +460,8 @@ class Shell:
         request = self.promises.answered(peer, reply, self._world.now_ns)
         if not isinstance(reply, Error):
             match request:
+                case ClearNamespace(_, key) if key:
+                    self.promises.check_prefix_gone(peer)
                 case Clear(_, namespace) | ClearNamespace(namespace) | NewWeights(namespace=namespace):
                     self.promises.check_gone(peer, reply.id, [namespace])
                 case ClearTenant(tenant):

@@ -46,12 +46,13 @@ ACTS = {
     "rot": 0.15,
     "dram-rot": 0.4,
     "admin": 0.6,
+    "clear-prefix": 0.1,
 }
 WITH_FULL_GROUP = tuple(shape for shape in SHAPES if any(group.kind == "full" for group in shape.groups))
 """Shapes whose chunks can be on disk."""
 HARMFUL = (
     *("process-dies", "process-stalls", "mover-dies", "mover-stops", "brain-dies", "clear", "unregister", "abandon"),
-    *("give-lane-up", "nonsense", "repeat", "plan-mixed-lookup", "admin"),
+    *("give-lane-up", "nonsense", "repeat", "plan-mixed-lookup", "admin", "clear-prefix"),
 )
 ALWAYS = ("deliver", "mover", "supervisor", "process", "tick", "resume")
 
@@ -81,6 +82,7 @@ CHANCES = {
     "memory-lost": 0.15,
     "notes-fail": 0.3,
     "notes-mended": 0.03,
+    "go-on-waits": 0.0,
     "disk-away": 0.0,
     # faults that only a digest shows: for each block
     "bytes-on-way": 0.006,
@@ -144,6 +146,14 @@ class Swarm:
             self.acts["plan-store"], self.acts["mover"], self.acts["tick"] = 20.0, 90.0, 9.0
         if self.loses_devices:
             self._lose_devices(rng)
+        self.cuts_much = rng.random() < 0.2
+        """Large subtrees are often cut off, and much happens before they are forgotten."""
+        if self.cuts_much:
+            self.depth, self.fanout = rng.choice((4, 6, 8)), rng.choice((1, 2, 3))
+            self.acts["clear-prefix"] = rng.choice((0.5, 2.0))
+            self.acts["plan-store"] = max(8.0, self.acts["plan-store"])
+            self.acts["mover"] = max(40.0, self.acts["mover"])
+            self.chances["go-on-waits"] = rng.choice((0.5, 0.9, 0.97))
         self.verifies = self.verifies_later = True
         """Digests are on, before and after the first death of a brain."""
         self._choose_digest_faults(rng)
@@ -212,6 +222,7 @@ class Swarm:
     def _bounds(self, rng: Random) -> Bounds:
         slab_units = max(rng.choice((3, 4, 5, 7)), *(shape.slot_units_max() for shape in self.shapes))
         chunks = rng.choice((6, 8, 12) if self.reads_much else (2, 3, 4, 6) if self.has_disk else (1, 3, 6, 9, 16))
+        chunks = rng.choice((9, 16, 30)) if self.cuts_much else chunks
         chunk_bytes = max(shape.chunk_units() for shape in self.shapes) * SLOT_ALIGN
         units = chunk_bytes // SLOT_ALIGN * chunks
         chunk_slabs = max(shape.chunk_slabs(slab_units) for shape in self.shapes)
@@ -225,7 +236,7 @@ class Swarm:
             caches_max=self._tight(rng, (3, 5), 64),
             namespaces_max=self._namespaces_max(rng),
             chunks_max=1000 if self.mixes_sizes else rng.choice((3, 7, 1000, 1000, 1000, 1000)),
-            forget_chunks=rng.choice((1, 2, 3, 256)),
+            forget_chunks=rng.choice((1, 1, 2) if self.cuts_much else (1, 2, 3, 256)),
             leases_max=self._tight(rng, (1, 4), 64),
             jobs_max=self._tight(rng, (1, 2), 16),
             descriptors_max=rng.choice((3, 7)),

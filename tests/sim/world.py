@@ -11,7 +11,17 @@ from typing import NamedTuple
 
 import msgspec
 
-from kvserver.service.base.events import ArenaGrew, Arrived, Event, MoverGone, PeerGone, Reported, Tick, WorkerGone
+from kvserver.service.base.events import (
+    ArenaGrew,
+    Arrived,
+    Event,
+    GoOn,
+    MoverGone,
+    PeerGone,
+    Reported,
+    Tick,
+    WorkerGone,
+)
 from kvserver.service.service import Service
 from kvserver.wire.messages import Request
 
@@ -341,6 +351,8 @@ class World:
                 self._resume()
             case "admin":
                 operators.act(self)
+            case "clear-prefix":
+                operators.clear_prefix(self)
             case "rot":
                 rot(self)
             case "dram-rot":
@@ -416,8 +428,10 @@ class World:
         sources: list[object] = [peer for peer, mail in self.mail.items() if mail]
         reporting = [mover for mover in self.supervisor.movers.values() if mover.reports]
         sources += reporting
-        if self.gone:
+        if self.gone and not (isinstance(self.gone[0], GoOn) and self.chance("go-on-waits")):
             sources.append("gone")
+        elif self.gone:
+            self.gone.rotate(-1)
         if self.supervisor.reaped:
             sources.append("reaped")
         if not sources:

@@ -1,4 +1,5 @@
-"""`kvserver doctor`: checks what a server needs from this machine, one by one. Changes nothing.
+"""`kvserver doctor`: checks what a server needs from this machine, one by one. Changes nothing,
+but for a chunk that it writes to a remote store and removes.
 
 Each check is a function of the configuration. Its verdict is ok; warn: the server would start, but something is worse
 than it could be; or fail: it would not start or not serve. An error of the system is a finding, never a traceback.
@@ -372,6 +373,23 @@ def disk_engine(config: Config) -> Answer:
     return "warn", f"io_uring: {refused}; threads will do it, with more of the CPU; {advice}"
 
 
+def remote_store(config: Config) -> Answer:
+    """Writes a chunk to the remote store, reads it, and removes it. No server ever finds it."""
+    if config.remote is None:
+        return "ok", "none"
+    name = f"{config.remote.name} at {config.remote.url}"
+    try:
+        attempt = importlib.import_module("kvserver.movers.remote_trial").attempt  # brings the client library
+        trial = attempt(config.remote)
+    except (ConfigError, DeviceError) as problem:
+        return "fail", f"{name}: {problem.code}: {problem.message}"
+    said = (
+        f"{name}: {trial.facts.kind} {trial.facts.version}; a probe takes {trial.probe_ms:.2f} ms; "
+        f"{trial.write_gbps:.2f} GB/s out, {trial.read_gbps:.2f} in, one chunk of 4MiB at a time"
+    )
+    return ("warn" if trial.facts.warnings else "ok"), "; ".join([said, *trial.facts.warnings])
+
+
 def io_uring_refused() -> str:
     """Why io_uring cannot be used; empty if it can. Called without arguments it fails with EFAULT if it is allowed."""
     ctypes.CDLL(None, use_errno=True).syscall(IO_URING_SETUP, 1, None)
@@ -394,6 +412,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("huge pages", huge_pages),
     ("disk", disks),
     ("disk engine", disk_engine),
+    ("remote store", remote_store),
     ("numa", memory_nodes),
     ("locked memory", locked_memory),
     ("open files", open_files),

@@ -17,7 +17,8 @@ def check_disk(core: Core, tier: DiskTier) -> None:
     for space in spaces:
         for node in [space.root, *space.all_nodes()]:
             _check_node(space, node)
-            if core.chunks.spaces.get(space.digest) is space:  # others have no order: their chunks go with the last pin
+            is_served = core.chunks.spaces.get(space.digest) is space and not (node.depth and space.is_cut(node))
+            if is_served:  # others have no order: their chunks go with the last pin
                 _check_orders(node)
         away = sum(node.away for node in space.all_nodes())
         assert away == space.away, "what is on disk alone is counted"
@@ -65,8 +66,8 @@ def _check_totals(core: Core, tier: DiskTier, spaces: list[Space]) -> None:
     """Present groups are in DRAM or on disk, clean bytes are counted, and chains are on disk from their heads on."""
     clean_bytes = held = 0
     for space in spaces:
-        lives = core.chunks.spaces.get(space.digest) is space
         for node in space.all_nodes():
+            lives = core.chunks.spaces.get(space.digest) is space and not space.is_cut(node)
             held += node.on_disk != 0
             clean_bytes += space.group_bytes(node.present & node.in_dram & node.on_disk)
             assert not lives or node.present == node.in_dram | node.on_disk, "what is present is somewhere"
@@ -152,7 +153,7 @@ def _check_jobs(core: Core, tier: DiskTier) -> None:
         assert job.number == number
         assert tier.chunks.busy[job.node] is job
         assert job.node.state != GONE
-        assert job.node in job.space.all_nodes()
+        assert job.space.has(job.node)
         assert job.node.pins, "a chunk stays while it is written or read"
         if job.kind == "write":
             queued[job.device] += job.bytes

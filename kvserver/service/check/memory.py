@@ -34,23 +34,34 @@ def _spaces(core: Core) -> list[Space]:
 def _check_tree(core: Core) -> None:
     """Parents and children agree; ready nodes are closed under prefixes and hold what a prefix needs."""
     total = 0
+    hang_in = {node: space for space in _spaces(core) for node in space.subtree(space.root)[1:]}
+    assert len(hang_in) == sum(len(space.nodes) + len(space.doomed) for space in _spaces(core))
     for space in _spaces(core):
-        reached = space.subtree(space.root)[1:]
-        total += len(reached)
-        assert len(reached) == len(space.nodes) + len(space.doomed), "every node hangs in the tree"
+        own = list(space.all_nodes())
+        total += len(own)
         assert not space.doomed or space in core.chunks.forgetting, "what was cleared goes"
-        assert space.dram_bytes == sum(space.group_bytes(node.in_dram) for node in reached), "what it holds is counted"
-        assert space.disk_bytes == sum(space.group_bytes(node.on_disk) for node in reached)
-        for node in reached:
-            assert (space.doomed if node.key in space.doomed else space.nodes)[node.key] is node
+        assert space.dram_bytes == sum(space.group_bytes(node.in_dram) for node in own), "what it holds is counted"
+        assert space.disk_bytes == sum(space.group_bytes(node.on_disk) for node in own)
+        for node in own:
+            assert (space.doomed if space.doomed.get(node.key) is node else space.nodes)[node.key] is node
             assert node.parent is not None
             assert node.depth == node.parent.depth + 1
             assert node.state in (WAITING, READY)
+            tree = hang_in[node]
+            assert tree is space or tree in space.cuts, "every node hangs in its tree, or is cut off from it"
+            if core.chunks.spaces.get(space.digest) is space:
+                assert space.is_cut(node) == (tree is not space), "the way up of a node tells whether it was cut off"
+                assert tree is space or space.cut_of(node) is tree
+            if tree is not space:
+                assert not node.pins, "whoever pins what was cut off was moved with it"
+                continue
             if node.state == READY:
                 assert node.parent.state == READY, "a chunk is never servable before its parent"
                 assert node.present & space.needed == space.needed, "a servable chunk has every group that it needs"
             elif node.present & space.needed == space.needed:
-                assert node.parent.state == WAITING, "what is whole under a ready parent is ready"
+                assert node.parent.state == WAITING or not space.has(node.parent), (
+                    "what is whole under a ready parent is ready"
+                )
             for group in range(len(space.geometry.groups)):
                 present = bool(node.in_dram >> group & 1)
                 slots = [node.slots[part] if node.slots else ABSENT for part in space.group_parts(group)]
@@ -58,7 +69,25 @@ def _check_tree(core: Core) -> None:
             known = node.queued & entry_mark(node) or space in core.chunks.forgetting
             assert known or not evictable(node), "the eviction order knows all that may go"
     assert total == core.chunks.chunks
+    _check_cuts(core)
     assert core.chunks.chunks <= core.bounds.chunks_max
+
+
+def _check_cuts(core: Core) -> None:
+    """What was cut off is being forgotten until nothing of it is left where it was."""
+    for space in _spaces(core):
+        rest = core.chunks.forgetting.get(space)
+        is_cut = rest is not None and rest.cut is not None
+        assert is_cut == (space.origin is not None), "a cut goes on until all of it was taken over"
+        assert space.origin is None or space.origin.cuts.count(space) == 1
+        assert all(cut.origin is space and cut in core.chunks.retired for cut in space.cuts)
+        if rest is None or rest.cut is None:
+            continue
+        hanging = space.subtree(space.root)[1:]
+        waiting = {node for node in rest.cut.todo if node.state != GONE}
+        ahead = {at for node in waiting for at in space.subtree(node)}
+        assert {node for node in hanging if not space.has(node)} <= ahead, "the walk comes to all that was cut off"
+        assert all(node.state == WAITING and not node.present for node in space.all_nodes()), "none of it is served"
 
 
 def _check_slots(core: Core) -> None:
@@ -124,6 +153,8 @@ def _check_marks(core: Core) -> None:
             if node.present or node in chunks.marks or (pending and SEALED in pending.parts.values()):
                 parent = node.parent
                 assert parent is not None
+                if space.is_cut(node):
+                    continue
                 found = space.needed or not parent.depth or parent.present or parent in chunks.marks
                 assert found, "a restart would not find what is sealed behind this chunk"
                 assert node not in chunks.marks or not space.needed, "a full group makes marks needless"
@@ -140,7 +171,7 @@ def _check_pins(core: Core) -> None:
     pins.update(core.chunks.pendings.keys())
     for rest, (space, above) in core.chunks.cut_from.items():
         assert rest in core.chunks.retired
-        assert (space.doomed if above.key in space.doomed else space.nodes)[above.key] is above
+        assert space.has(above)
         pins[above] += 1
     if core.disk is not None:
         pins.update(job.node for job in core.disk.chunks.jobs.values())
@@ -149,12 +180,14 @@ def _check_pins(core: Core) -> None:
     counted = {node: node.pins for space in _spaces(core) for node in space.all_nodes() if node.pins}
     assert counted == dict(pins), "pins = leases + holds + retrieves + incomplete chunks + disk jobs + scrub + cuts"
     for space in core.chunks.retired - core.chunks.forgetting.keys():
-        leaves = (node for node in space.all_nodes() if node.children is None)
+        leaves = (node for node in space.all_nodes() if node.children is None and not space.is_cut(node))
         assert all(node.pins for node in leaves), "a leaf of a cleared namespace goes with its last pin"
     assert core.chunks.pins == pins.total(), "no pin that was set is forgotten"
     for lease in core.leases.values():
         assert lease.tail.state == READY
         assert core.chunks.spaces.get(lease.space.digest) is lease.space, "no lease on a cleared namespace"
+        assert lease.space.nodes[lease.tail.key] is lease.tail
+        assert not lease.space.is_cut(lease.tail), "no lease on what was cut off"
         assert len(lease.ranks_used) < lease.engine.ranks
 
 
@@ -166,6 +199,7 @@ def _check_holds(core: Core) -> None:
         assert hold.number == number
         assert core.chunks.spaces.get(hold.space.digest) is hold.space, "no hold on a cleared namespace"
         assert hold.tail.state == READY
+        assert not hold.space.is_cut(hold.tail), "no hold on what was cut off"
         assert hold.chain == hold.space.chain(hold.tail)
         assert core.timers.deadlines()["hold", number] == hold.expires_ns
         held.update(hold.chain)
@@ -179,6 +213,7 @@ def _check_tables(core: Core) -> None:
     """Sessions, caches, movers and jobs refer to each other both ways. Whatever waits for a job has one."""
     for node, pending in core.chunks.pendings.items():
         assert pending.node is node
+        assert not pending.space.is_cut(node), "nothing is stored below a cut"
         assert node.state != GONE
         assert pending.parts
         for state in pending.parts.values():

@@ -13,7 +13,7 @@ The walk over the device is in state/drains.py.
 """
 
 from kvserver.errors import DeviceError, RequestError
-from kvserver.index.space import READY, Node, Space
+from kvserver.index.space import Node, Space
 from kvserver.service.disk import reads, runs, writes
 from kvserver.service.holdings.disk_eviction import device_of
 from kvserver.service.requests import movers
@@ -140,7 +140,7 @@ def _goes_on(core: Core, tier: DiskTier, drain: Drain, now_ns: int) -> bool:
 
 
 def _is_on_disk(core: Core, space: Space, node: Node) -> bool:
-    return node.state == READY and core.chunks.spaces.get(space.digest) is space and node.on_disk != 0
+    return node.on_disk != 0 and core.chunks.serves(space, node)
 
 
 def _is_here(core: Core, drain: Drain, space: Space, node: Node) -> bool:

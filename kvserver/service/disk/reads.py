@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from kvserver.index.coverage import needed_at
-from kvserver.index.space import Node, Space
+from kvserver.index.space import Node, Space, is_below
 from kvserver.service.holdings.disk_chunks import records_of
 from kvserver.service.holdings.place_owners import DiskJob
 from kvserver.service.requests import lookup
@@ -127,12 +127,11 @@ def lose(core: Core, tier: DiskTier, space: Space, node: Node, *, groups: int, n
         tier.chunks.lose(space, node, groups)
         _end_in_need(core, space, node, groups & ~node.in_dram)
         return
-    cut_off(core, space, node, unreadable(), now_ns, cut=lambda: tier.chunks.lose(space, node, groups))
+    cut_off(core, space, node, unreadable(), now_ns, cut=lambda: tier.chunks.lose_all(space, node, groups))
 
 
 def _end_in_need(core: Core, space: Space, node: Node, groups: int) -> None:
     """Ends the leases that need these groups of a chunk: they may have kept them in DRAM once (read_room.py)."""
-    below = set(space.subtree(node))
-    for lease in [lease for lease in core.leases.values() if lease.space is space and lease.tail in below]:
+    for lease in [lease for lease in core.leases.values() if lease.space is space and is_below(lease.tail, node)]:
         if groups & needed_at(space, node.depth - 1, lease.chunks):
             lookup.end(core, lease)

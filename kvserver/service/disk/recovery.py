@@ -146,7 +146,7 @@ def _take_in(core: Core, tier: DiskTier, packed: bytes) -> None:
             space.tags.add(chunk.tenant)
             if cleared and _is_void(space, cleared, recovery.floors, chunk):
                 continue
-            known = space.nodes.get(chunk.key)
+            known = space.find(chunk.key)
             if known is None:
                 node = _adopt_new(core, tier, space, chunk)
             else:
@@ -165,7 +165,7 @@ def _is_void(space: Space, cleared: dict[bytes, int], floors: dict[Node, int], c
     """The chunk was written before its prefix was cleared. cleared: key -> generation up to which that chunk and all
     below it are void. floors: the same for nodes already looked at, including what their ancestors make void."""
     key, above, _, _, generation, _ = chunk
-    node = space.nodes.get(above) if above != NO_PARENT else None
+    node = space.find(above) if above != NO_PARENT else None
     path: list[Node] = []
     while node is not None and node.depth and node not in floors:
         path.append(node)
@@ -178,12 +178,13 @@ def _is_void(space: Space, cleared: dict[bytes, int], floors: dict[Node, int], c
 
 def _adopt_new(core: Core, tier: DiskTier, space: Space, chunk: Chunk) -> Node | None:
     key, above, groups, extents, generation, tenant = chunk
-    parent = space.root if above == NO_PARENT else space.nodes.get(above)
+    parent = space.root if above == NO_PARENT else space.find(above)
     if parent is None or parent.state != READY or core.chunks.chunks >= core.chunks.chunks_max:
         return None
     accounts = core.chunks.accounts
     if accounts is not None and not accounts.takes_back(space, tenant):
         return None
+    core.chunks.make_way(space, key)
     node = Node(key, parent, generation, tenant)
     return node if tier.chunks.adopt_new(space, node, groups, extents, generation) else None
 

@@ -112,7 +112,7 @@ def _has_hands_free(core: Core, tier: DiskTier, going: Emptying) -> bool:
 def _is_there(core: Core, tier: DiskTier, going: Emptying, chunk: tuple[Space, Node]) -> bool:
     """The chunk still has a record in the segment."""
     space, node = chunk
-    if node.state != READY or core.chunks.spaces.get(space.digest) is not space or node.disk is None:
+    if node.disk is None or not core.chunks.serves(space, node):
         return False
     segment_bytes = tier.chunks.extents.segment_bytes
     places = (place_of(extent) for extent in node.disk.extents if extent >= 0)

@@ -10,7 +10,7 @@ chain is put aside, and another one is written to another device.
 """
 
 from kvserver.index.eviction import NO_ROOM, PARKED, REFUSED
-from kvserver.index.space import READY, Node, Space
+from kvserver.index.space import Node, Space
 from kvserver.service.disk import runs
 from kvserver.service.holdings.disk_chunks import records_of
 from kvserver.service.holdings.disk_eviction import device_of
@@ -54,6 +54,9 @@ def choose(core: Core, tier: DiskTier, now_ns: int) -> None:
         if not _is_due(core, leaf, now_ns):
             tier.writes.wait(now_ns + LOOK_AGAIN_MS * MILLISECOND_NS)
             return
+        if space.is_cut(leaf):
+            leaf.mark(REFUSED)
+            continue
         untouched = core.bounds.disk_second_touch and leaf.key not in tier.writes.touched
         if not tier.chunks.writable(space) or untouched:
             leaf.mark(REFUSED)
@@ -145,13 +148,12 @@ def take_up(core: Core, tier: DiskTier, device: int) -> None:
 
 def _offer_again(core: Core, tier: DiskTier, leaves: dict[Node, Space]) -> None:
     for leaf, space in leaves.items():
-        if leaf.state == READY and core.chunks.spaces.get(space.digest) is space:
+        if core.chunks.serves(space, leaf):
             tier.chunks.offer(space, leaf)
 
 
 def _is_wanted(core: Core, space: Space, node: Node) -> bool:
-    lives = node.state == READY and core.chunks.spaces.get(space.digest) is space
-    return lives and node.in_dram & ~node.on_disk != 0
+    return node.in_dram & ~node.on_disk != 0 and core.chunks.serves(space, node)
 
 
 def _parent_claims(node: Node) -> bool:

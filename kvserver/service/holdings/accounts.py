@@ -15,7 +15,8 @@ A chunk that leaves the index leaves both tiers, and then both guarantees must a
 Without quotas there are no accounts, and nothing is charged.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Literal, NamedTuple, TypeVar
 
 from kvserver.index.space import Node, Space
@@ -147,16 +148,17 @@ class Accounts:
         most_bytes = self.of_space(space).max_bytes
         return not most_bytes or chunk_bytes <= most_bytes
 
-    def spares(self, space: Space, retired: Iterable[Space]) -> bool:
+    def spares(self, space: Space, retired: Sequence[Space]) -> bool:
         """Another tenant may take everything that a namespace holds in this tier."""
         account = self.of_space(space)
-        return self.held_bytes(space) <= account.spare_bytes - self.leaving(retired).get(account, 0)
+        spare_bytes = account.spare_bytes - self.leaving(retired).get(account, 0)
+        return not account.guaranteed_bytes or self.held_bytes(space) <= spare_bytes
 
-    def leaving(self, retired: Iterable[Space]) -> dict[Account, int]:
+    def leaving(self, retired: Sequence[Space]) -> dict[Account, int]:
         """Bytes of cleared namespaces that accounts still hold: their turn to go has not come, or retrieves still read
-        them."""
+        them. Nobody knows how much of a namespace hangs below a cut that is not taken over yet, so all of it counts."""
         bytes_of: dict[Account, int] = {}
-        for space in retired:
+        for space in dict.fromkeys(chain(retired, (space.origin for space in retired if space.origin is not None))):
             if held_bytes := self.held_bytes(space):
                 account = self.of_space(space)
                 bytes_of[account] = bytes_of.get(account, 0) + held_bytes
@@ -180,7 +182,7 @@ class Claim:
 
     __slots__ = ("_accounts", "_leaving", "account", "own")
 
-    def __init__(self, accounts: Accounts, account: Account, more_bytes: int, retired: Iterable[Space]) -> None:
+    def __init__(self, accounts: Accounts, account: Account, more_bytes: int, retired: Sequence[Space]) -> None:
         self._accounts = accounts
         self._leaving = accounts.leaving(retired)
         if accounts.beside is not None:
@@ -208,7 +210,10 @@ class Claim:
             going[beside.of_space(space)] = space.group_bytes(other)  # not enough to keep the chunk
         if planned is not None:
             going = {account: count + planned.get(account, 0) for account, count in going.items()}
-        if any(count > account.spare_bytes - self._leaving.get(account, 0) for account, count in going.items()):
+        if any(
+            account.guaranteed_bytes and count > account.spare_bytes - self._leaving.get(account, 0)
+            for account, count in going.items()
+        ):
             return False
         if planned is not None:
             planned.update(going)

@@ -14,18 +14,18 @@ shell carries them out before all other effects of the same event (see effects.p
 
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import Literal, Protocol
 
 from kvserver.index.arc import Arc
 from kvserver.index.coverage import servable_chunks
+from kvserver.index.cuts import Cut
 from kvserver.index.eviction import Leftover
-from kvserver.index.space import ABSENT, GONE, READY, Node, Space, settle
+from kvserver.index.space import ABSENT, GONE, READY, Node, Space, is_below, settle
 from kvserver.service.holdings.accounts import Accounts, ChargedPool
 from kvserver.service.holdings.eviction import Need, Room
 from kvserver.service.holdings.place_owners import SEALED, UNASSIGNED, Orphan, Pending, SlotOwner
 from kvserver.service.telling.counters import Counters
-from kvserver.service.telling.evicted_keys import EVICTED_KEYS_MAX, Cause
+from kvserver.service.telling.evicted_keys import Cause
 from kvserver.tiers.marks import Marks
 from kvserver.tiers.records import NO_GROUP, NO_PARENT, NO_SUM, Record, pack
 from kvserver.tiers.slots import SLOT_ALIGN, SlotPool
@@ -45,14 +45,17 @@ class DiskSide(Protocol):
 
 ENTRIES_A_CHUNK = 4
 """Entries of eviction orders that can be dropped in the time that it takes to forget one chunk."""
+STEPS_A_CHUNK = 2
+"""A cut-off chunk is taken over in one step, and forgotten in another."""
 
 
 @dataclass(slots=True)
 class Forgetting:
-    """A cleared namespace whose chunks are still being forgotten."""
+    """A cleared namespace, or what was cut off of one, whose chunks are still being forgotten."""
 
     reason: Cause
     leftovers: list[Leftover]
+    cut: Cut | None = None
 
 
 class Chunks:
@@ -86,6 +89,8 @@ class Chunks:
         """Retired spaces that are still being forgotten, the oldest first."""
         self._ahead = forget_chunks
         """Chunks of cleared namespaces that this event may still forget ahead of their turn."""
+        self._at_once = STEPS_A_CHUNK * forget_chunks
+        """Steps that this event may still take for what it has cut off."""
         self.pendings: dict[Node, Pending] = {}
         self.orphans: dict[int, list[int]] = {}
         """Job -> slots that are freed when its copy has ended."""
@@ -174,6 +179,10 @@ class Chunks:
         entries = ENTRIES_A_CHUNK * chunks
         while self.forgetting and chunks > 0 and entries > 0:
             space, rest = next(iter(self.forgetting.items()))
+            if rest.cut is not None:
+                steps = self._forget_some_of_cut(space, rest.cut, STEPS_A_CHUNK * chunks)
+                chunks -= -(-steps // STEPS_A_CHUNK)
+                continue
             before = len(space.doomed)
             self._forget_some_of(space, chunks)
             chunks -= before - len(space.doomed)
@@ -185,6 +194,7 @@ class Chunks:
 
     def event_ended(self) -> None:
         self._ahead = self._forget_chunks
+        self._at_once = STEPS_A_CHUNK * self._forget_chunks
 
     def _forget_some_of(self, space: Space, chunks: int) -> None:
         """Forgets chunks, the newest first, so children go before their parents. A chunk that is still needed stays and
@@ -222,27 +232,41 @@ class Chunks:
             pass
         if self.accounts is not None:
             account = self.accounts.of(tenant)
-            own = [space for space in self.forgetting if space.doomed and self.accounts.of_space(space) is account]
+            own = [space for space in self.forgetting if self.accounts.of_space(space) is account]
             while own and account.lacks(slot_bytes) and self._forget_ahead(own):
                 pass
 
     def _forget_ahead(self, spaces: Iterable[Space]) -> bool:
         """Forgets one cleared chunk before its turn. False when there is none, or this event has reached its bound."""
-        space = next((space for space in spaces if space.doomed), None)
+        space = next((space for space in spaces if self._has_more(space)), None)
         if space is None or not self._ahead:
             return False
         self._ahead -= 1
-        self._forget_some_of(space, 1)
+        cut = self.forgetting[space].cut
+        if cut is None:
+            self._forget_some_of(space, 1)
+        else:
+            self._forget_some_of_cut(space, cut, STEPS_A_CHUNK)
         return True
+
+    def _has_more(self, space: Space) -> bool:
+        """Some chunks of a retired space are still to be looked at."""
+        rest = self.forgetting.get(space)
+        return rest is not None and (rest.cut is not None or bool(space.doomed))
 
     def space_of(self, node: Node) -> Space | None:
         """The namespace of a node; None when it was cleared or cut off."""
-        return next((space for space in self.spaces.values() if space.nodes.get(node.key) is node), None)
+        space = next((space for space in self.spaces.values() if space.nodes.get(node.key) is node), None)
+        return None if space is None or space.is_cut(node) else space
 
     # ---------------------------------------------------------------- lookup and pins
 
     def servable(self, space: Space, keys: bytes) -> int:
         return servable_chunks(space, keys)
+
+    def serves(self, space: Space, node: Node) -> bool:
+        """The chunk is ready, and was neither cleared nor cut off. space: the one in which it was found."""
+        return node.state == READY and self.spaces.get(space.digest) is space and not space.is_cut(node)
 
     def may_ever_fit(self, space: Space, needs: Mapping[Node, int]) -> bool:
         """Each chunk to be read (node -> groups) is within its tenant's maximum in DRAM. A larger one would never get a
@@ -288,8 +312,10 @@ class Chunks:
         """The node of `key` under `parent`, made when it is new. None when the index is full and nothing can go, or
         `key` has another parent."""
         node = space.nodes.get(key)
-        if node is not None:
-            return node if node.parent is parent else None
+        if node is not None and node.parent is parent:
+            return node
+        if node is not None and not self.make_way(space, key):
+            return None
         self._ahead += 1
         while self.chunks >= self.chunks_max:
             if not self._forget_ahead(self.forgetting) and not self._shrink_index(tenant):
@@ -399,36 +425,99 @@ class Chunks:
             self.gone.append((space.digest, at, reason))
             self.remove(space, at)
 
-    def cut(self, space: Space, node: Node, cause: Literal["lost", "digest", "cleared"]) -> Space | None:
-        """Takes a node that must not be served any more, and all below it, out of the index. Chunks that are still
-        pinned move to the returned space and go with their pins."""
-        doomed = space.subtree(node)
-        self.gone.extend((space.digest, at, cause) for at in islice(doomed, EVICTED_KEYS_MAX))
-        for at in reversed(doomed):
-            self.drop_pending(at)
-            if at.children is None and at.pins == 0:
-                self.remove(space, at)
-            self._counters.discarded["cleared" if cause == "cleared" else "failed"] += 1
-        if node.state == GONE:
-            return None
-        rest = space.successor(caches=0)
+    def cut(self, space: Space, node: Node, cause: Literal["lost", "digest", "cleared"]) -> Space:
+        """Cuts off a node that must not be served any more, with all below it. From now on nothing of it is found, and
+        the next brain finds nothing either: its first chunk has left the ledger. Returns the space below whose root it
+        hangs. The caller moves whoever still pins some of it there (take_along), and then has it forgotten (go_on)."""
         parent = node.parent
         assert parent is not None
-        for at in space.subtree(node):
-            self.count(space, at, -1)
-            self.withdrawn.extend(offset for offset in at.slots if offset != ABSENT)  # as in _forget_some_of()
-            if at in self.marks:
-                self.withdrawn.append(self.marks.give_back(at))
-        space.cut(node, rest)
+        self._drop_pendings_below(space, node)
+        rest = space.successor(caches=0)
+        cut = Cut(node, parent, [node])
+        self.forgetting[rest] = Forgetting(cause, [], cut)
         self.retired.append(rest)
-        for other, (_, above) in self.cut_from.items():
-            if rest.nodes.get(above.key) is above:
+        self._leaves(space, node, self.forgetting[rest])
+        space.cut(node, rest)
+        for other, (origin, above) in self.cut_from.items():
+            if origin is space and space.is_cut(above):
+                self.take_along(space, above, rest)
                 self.cut_from[other] = rest, above
-        if parent.depth:
-            self.cut_from[rest] = space, parent
-            self.pin(parent)
         self.settled(space, parent)
         return rest
+
+    def take_along(self, space: Space, node: Node, rest: Space) -> None:
+        """Takes a node over that was cut off, before its turn: somebody pins it, or its key comes again."""
+        if not rest.has(node):
+            self._leaves(space, node, self.forgetting[rest])
+            rest.take_over(node)
+
+    def make_way(self, space: Space, key: bytes) -> bool:
+        """Takes the node of this key out of the namespace if it was cut off. False when it was not."""
+        node = space.nodes.get(key)
+        if node is not None and space.is_cut(node):
+            self.take_along(space, node, space.cut_of(node))
+            return True
+        return node is None
+
+    def go_on(self, rest: Space) -> Cut:
+        """Forgets as much of what was cut off as one event may. The next ones forget the others (forget_some)."""
+        cut = self.forgetting[rest].cut
+        assert cut is not None
+        assert rest.origin is not None
+        if cut.above.depth and any(node.pins for node in rest.nodes.values()):
+            self.cut_from[rest] = rest.origin, cut.above
+            self.pin(cut.above)
+        self._at_once -= self._forget_some_of_cut(rest, cut, self._at_once)
+        return cut
+
+    def _drop_pendings_below(self, space: Space, node: Node) -> None:
+        """Gives up what is reserved for a node and for all below it."""
+        below: dict[Node, bool] = {}
+        for pending in [pending for pending in self.pendings.values() if pending.space is space]:
+            at = pending.node
+            assert at.parent is not None
+            known = below.get(at.parent)  # stores reserve parents first
+            below[at] = is_below(at, node) if known is None else known or at is node
+            if below[at]:
+                self.drop_pending(at)
+
+    def _leaves(self, space: Space, node: Node, rest: Forgetting) -> None:
+        """A node that was cut off is about to be taken over from the space that it was cut off from. Chunks that a
+        retrieve still reads must not come back with the next brain."""
+        self.count(space, node, -1)
+        self.withdrawn.extend(offset for offset in node.slots if offset != ABSENT)
+        if node in self.marks:
+            self.withdrawn.append(self.marks.give_back(node))
+        assert rest.cut is not None
+        rest.cut.took_over()
+        if self.spaces.get(space.digest) is space:  # otherwise the namespace was cleared meanwhile, and it is counted
+            self.gone.append((space.digest, node, rest.reason))
+            self._counters.discarded["cleared" if rest.reason == "cleared" else "failed"] += 1
+
+    def _forget_some_of_cut(self, rest: Space, cut: Cut, steps: int) -> int:
+        """Takes some steps to forget what was cut off. Returns how many; fewer only when it is all forgotten. A chunk
+        that is still needed stays and goes with its last pin."""
+        origin = rest.origin
+        assert origin is not None
+        taken = 0
+        while taken < steps and not cut.is_over:
+            taken += 1
+            node = cut.next_down()
+            if node is None:
+                node = cut.next_up()
+                if node.state != GONE and node.children is None and not node.pins:
+                    self.remove(rest, node)
+            elif node.state != GONE:
+                assert rest.has(node) or not node.pins, "whoever pins it was moved with it"
+                self.take_along(origin, node, rest)
+                cut.goes_below(node)
+        if cut.is_over:
+            reason = self.forgetting.pop(rest).reason
+            self.gone.append((rest.digest, cut.top, reason))  # remembered longest: the next lookup misses it first
+            rest.all_taken_over()
+            self._forget_if_empty(rest)
+            self._forget_if_empty(origin)
+        return taken
 
     def job_ended(self, job: int) -> None:
         """Frees the orphaned slots of a job whose copy has ended."""
@@ -581,7 +670,8 @@ class Chunks:
     def _free_slots(self, space: Space, node: Node) -> None:
         for offset in node.slots:
             if offset != ABSENT:
-                self.withdrawn.append(offset)
+                if node.present:  # otherwise it was cut off and is withdrawn
+                    self.withdrawn.append(offset)
                 self.pool.free(offset)
         space.put_in_dram(node, 0, ())
 
@@ -601,9 +691,10 @@ class Chunks:
         return self.room.evict_leaf(tenant) or (disk is not None and disk.drop_any(tenant))
 
     def _shrink_retired(self, space: Space, node: Node) -> None:
-        """Removes unpinned chunks of a cleared namespace, from this node up to the first one that is still needed."""
+        """Removes unpinned chunks of a cleared namespace, from this node up to the first one that is still needed. What
+        a cut has not taken over yet is not its own."""
         at: Node | None = node
-        while at is not None and at.depth and at.children is None and not at.pins and at.parent is not None:
+        while at is not None and space.has(at) and at.children is None and not at.pins and at.parent is not None:
             parent = at.parent
             self.remove(space, at)
             at = parent

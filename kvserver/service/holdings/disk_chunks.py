@@ -229,26 +229,17 @@ class DiskChunks:
                 self.extents.free(extent)
         self._put(space, node, 0, (), 0)
 
-    def lose(self, space: Space, node: Node, groups: int) -> Space | None:
-        """Takes groups of a node that cannot be read off the disk. If the node is not servable without them, it leaves
-        the index with all below it. Pinned chunks move to the returned space until their pins go.
+    def lose(self, space: Space, node: Node, groups: int) -> None:
+        """Takes groups of a node that cannot be read off the disk. The node is servable without them."""
+        self._take_off(space, node, groups)
+        self._chunks.settled(space, node)
+
+    def lose_all(self, space: Space, node: Node, groups: int) -> Space:
+        """Takes groups of a node that cannot be read off the disk, and cuts the node off: it is not servable without
+        them. Returns the space below whose root it hangs now.
 
         The caller has ended the leases, and the waits for reads, below the node."""
-        assert node.disk is not None
-        self.chains_whole = False
-        extents = list(node.disk.extents)
-        for part, extent in enumerate(extents):
-            if extent != ABSENT and groups >> space.parts[part].group & 1:
-                self.extents.free(extent)
-                extents[part] = ABSENT
-        self._chunks.count(space, node, -1)
-        self._put(space, node, node.on_disk & ~groups, tuple(extents), node.disk.generation)
-        self._chunks.count(space, node, 1)
-        assert node.parent is not None
-        self.room.offer(space, node.parent)
-        if node.present & space.needed == space.needed:
-            self._chunks.settled(space, node)
-            return None
+        self._take_off(space, node, groups)
         return self._chunks.cut(space, node, "lost")
 
     def adopt(self, space: Space, node: Node, groups: int, extents: tuple[int, ...], generation: int) -> bool:
@@ -309,6 +300,20 @@ class DiskChunks:
         return self.room.drop_any(tenant)
 
     # ---------------------------------------------------------------- inside
+
+    def _take_off(self, space: Space, node: Node, groups: int) -> None:
+        assert node.disk is not None
+        self.chains_whole = False
+        extents = list(node.disk.extents)
+        for part, extent in enumerate(extents):
+            if extent != ABSENT and groups >> space.parts[part].group & 1:
+                self.extents.free(extent)
+                extents[part] = ABSENT
+        self._chunks.count(space, node, -1)
+        self._put(space, node, node.on_disk & ~groups, tuple(extents), node.disk.generation)
+        self._chunks.count(space, node, 1)
+        assert node.parent is not None
+        self.room.offer(space, node.parent)
 
     def _restore(self, space: Space, node: Node, extents: tuple[int, ...]) -> bool:
         """Takes exactly these extents for a node, or none of them."""

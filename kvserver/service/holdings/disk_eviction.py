@@ -298,7 +298,8 @@ class DiskRoom:
 
     def space_of(self, node: Node) -> Space | None:
         """The namespace of a node; None when the node's space was cleared or cut off."""
-        return next((space for space in self._orders if space.nodes.get(node.key) is node), None)
+        space = next((space for space in self._orders if space.nodes.get(node.key) is node), None)
+        return None if space is None or space.is_cut(node) else space
 
     # ---------------------------------------------------------------- inside
 

@@ -375,9 +375,10 @@ class Room:
         before = self._pool.bytes_used
         if self._accounts is not None:
             self._accounts.of_space(space).evicted()
+        was_cut = self._arc is not None and space.is_cut(node)
         self._let_go(space, node, self._need)
         freed_bytes = before - self._pool.bytes_used
-        if self._arc is not None:
+        if self._arc is not None and not was_cut:
             self._arc.evicted(space, node, freed_bytes)
         self._counters.evicted_for[self._need] += 1
         self._counters.add("evicted_bytes", freed_bytes)

@@ -8,6 +8,7 @@ answered together.
 from collections.abc import Iterable
 
 from kvserver.errors import ResourceError
+from kvserver.index.cuts import Cut
 from kvserver.service.requests import holds, kv_events, namespaces
 from kvserver.service.requests.lookup import check_namespace
 from kvserver.service.requests.lookup import end as end_lease
@@ -55,10 +56,13 @@ def answer_when_void(
     of: list[bytes],
     now_ns: int,
     why: str = "",
+    cut: Cut | None = None,
 ) -> None:
     """Makes the records under these notes void. Answers when the devices have noted it and the chunks of the namespaces
-    `of` have left the index; at once when the devices know none of the notes. why: why the clear cannot be durable."""
-    clear = Clear(number=core.number("disk"), peer=peer, done=done, spaces=core.chunks.still_forgetting(of), why=why)
+    `of` have left the index; at once when the devices know none of the notes. why: why the clear cannot be durable.
+    cut: its chunks are counted when they have gone."""
+    number, spaces = core.number("disk"), core.chunks.still_forgetting(of)
+    clear = Clear(number=number, peer=peer, done=done, spaces=spaces, cut=cut, why=why)
     tier = core.disk
     known = [note for note in notes if tier is not None and tier.may_have(note)]
     if tier is None or not known:

@@ -1,12 +1,14 @@
 """Clears one prefix: a chunk and all that continues it.
 
-In memory the chain is cut off there, as when a chunk cannot be read. On disk the records stay until other records need
+In memory the chain is cut off there, as when a chunk cannot be read. The caller is answered when the last of its
+chunks has left the index. On disk the records stay until other records need
 their places, and so do older records of the same chunks that nobody remembers. Therefore the devices keep a note, as
 for a cleared namespace. It names the chunk, and the generation up to which its records and those of everything below it
 are void. Recovery also applies it to chunks that were stored again since and still have old records below them.
 """
 
 from kvserver.errors import DeviceError, ResourceError
+from kvserver.index.cuts import Cut
 from kvserver.index.space import Node, Space
 from kvserver.service.operators import clear_namespaces
 from kvserver.service.requests import holds
@@ -37,13 +39,13 @@ def clear(core: Core, peer: int, request_id: int, prefix: ClearedPrefix, now_ns:
             raise ResourceError("clears", f"{PREFIXES_MAX} prefixes were cleared; clear their namespaces instead")
         tier.notes.check_room(1)
     space = core.chunks.spaces.get(prefix.namespace)
-    node = space.nodes.get(prefix.key) if space is not None else None
-    chunks = _forget(core, space, node, now_ns) if space is not None and node is not None else 0
+    node = space.find(prefix.key) if space is not None else None
+    cut = _forget(core, space, node, now_ns) if space is not None and node is not None else None
     if noted and tier is not None:
         tier.notes.clear_prefix(digest, prefix)
-    done = Cleared(request_id, chunks)
+    done = Cleared(request_id, 0)
     clear_namespaces.answer_when_void(
-        core, peer, done, notes=[digest] if noted else [], of=[prefix.namespace], now_ns=now_ns
+        core, peer, done, notes=[digest] if noted else [], of=[prefix.namespace], now_ns=now_ns, cut=cut
     )
 
 
@@ -55,7 +57,7 @@ def tick(core: Core) -> None:
         return
     notes = tier.notes
     if len(notes.cleared) > core.bounds.prefix_notes_kept:
-        notes.forget([note for note, prefix in notes.cleared.items() if _is_overtaken(notes, note, prefix)])
+        notes.forget_prefixes([note for note, prefix in notes.cleared.items() if _is_overtaken(notes, note, prefix)])
 
 
 def _is_overtaken(notes: ClearNotes, note: bytes, prefix: ClearedPrefix) -> bool:
@@ -63,7 +65,7 @@ def _is_overtaken(notes: ClearNotes, note: bytes, prefix: ClearedPrefix) -> bool
     return prefix.namespace not in notes.unnoted and notes.noted.get(prefix.namespace, void) >= void
 
 
-def _forget(core: Core, space: Space, node: Node, now_ns: int) -> int:
-    """Cuts a chunk off with all below it. Running retrieves finish. Returns how many chunks went."""
+def _forget(core: Core, space: Space, node: Node, now_ns: int) -> Cut:
+    """Cuts a chunk off with all below it. Running retrieves finish."""
     cleared = DeviceError("cleared", "its prefix was cleared")
     return cut_off(core, space, node, cleared, now_ns, cut=lambda: core.chunks.cut(space, node, "cleared"))

@@ -75,6 +75,8 @@ def _waits_for(core: Core) -> str:
     """Why the server is not drained yet; empty when nothing more can be saved."""
     if core.chunks.pendings or any(job.kind == "store" for job in core.jobs.values()):
         return "stores"
+    if core.chunks.forgetting:
+        return "clears"
     tier = core.disk
     if tier is None:
         return ""

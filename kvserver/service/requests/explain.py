@@ -51,7 +51,7 @@ def _explain(core: Core, digest: bytes, keys: bytes, now_ns: int) -> Explanation
 def _single(space: Space | None, key: bytes) -> LookupResult | None:
     """The answer for a chunk from the middle of a prompt, found by its key alone. None if it is not in the index or
     begins a prompt."""
-    node = space.nodes.get(key) if space is not None else None
+    node = space.find(key) if space is not None else None
     if node is None or node.depth == 1:
         return None
     is_ready = node.state == READY

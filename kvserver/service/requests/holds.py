@@ -56,7 +56,7 @@ def find(core: Core, namespace: bytes, keys: bytes) -> tuple[Space, Node]:
     if space is None:
         raise RequestError("namespace-unknown", f"nothing is held under namespace {namespace.hex()}")
     chunks = core.chunks.servable(space, keys) if count > 1 else 1
-    node = space.nodes.get(keys[(chunks - 1) * KEY_BYTES : chunks * KEY_BYTES]) if chunks else None
+    node = space.find(keys[(chunks - 1) * KEY_BYTES : chunks * KEY_BYTES]) if chunks else None
     if node is None or node.state != READY:
         raise RequestError("key-unknown", f"no chunk {keys[:KEY_BYTES].hex()} is held in namespace {namespace.hex()}")
     return space, node

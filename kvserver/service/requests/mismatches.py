@@ -78,7 +78,7 @@ def drop(core: Core, digest: bytes, node: Node, now_ns: int) -> None:
     """Takes the chunk, and all that continues it, out of every tier. digest: of its namespace. The job that found it
     out may itself have been cut off below the chunk."""
     space = core.chunks.spaces.get(digest)
-    if space is None or space.nodes.get(node.key) is not node or node.state != READY:
+    if space is None or space.find(node.key) is not node or node.state != READY:
         return  # it was cleared, or has left
     error = DeviceError("digest", "a chunk had other bytes than were stored")
     cut_off(core, space, node, error, now_ns, cut=lambda: core.chunks.cut(space, node, "digest"))

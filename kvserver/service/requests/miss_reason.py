@@ -38,9 +38,10 @@ def ending(core: Core, namespace: bytes, space: Space | None, keys: bytes, held:
     if space is None:
         return "namespace"
     key = keys[held * KEY_BYTES : (held + 1) * KEY_BYTES]
-    node = space.nodes.get(key)
+    node = space.find(key)
     if node is None:
-        return "absent" if core.evicted_keys.get(space.digest, key) is None else "gone"
+        is_known = key in space.nodes or core.evicted_keys.get(space.digest, key) is not None
+        return "gone" if is_known else "absent"
     if node.state != READY:
         return "writing"
     return "absent" if space.only_full else "partial"  # with full groups only, a ready chunk here is of another chain
@@ -70,7 +71,7 @@ class Missing(NamedTuple):
 def missing(core: Core, namespace: bytes, key: bytes, now_ns: int) -> Missing:
     """Facts about a missing chunk. It searches every namespace, so it is for occasional lines, not for each lookup."""
     departure = core.evicted_keys.get(namespace, key)
-    holders = (digest.hex() for digest, space in core.chunks.spaces.items() if key in space.nodes)
+    holders = (digest.hex() for digest, space in core.chunks.spaces.items() if space.find(key))
     return Missing(
         key=key.hex(),
         cause=departure.cause if departure is not None else "",

@@ -65,7 +65,7 @@ def store(core: Core, session: Session, peer: int, request: Store, now_ns: int) 
     spans = _store_spans(cache, request, count)
     admission.check_store(core, cache.digest, now_ns)
     space = core.chunks.spaces[cache.digest]
-    parent = space.nodes.get(request.parent) if request.first_chunk else space.root
+    parent = space.find(request.parent) if request.first_chunk else space.root
     number = core.number("job")
     if not space.complete:
         walk = Walk([], [], "ranks-missing")
@@ -219,14 +219,15 @@ def _chunks_held(core: Core, job: Job) -> tuple[int, Why]:
     if core.chunks.spaces.get(job.space.digest) is not job.space:
         return 0, "discarded"
     writes = [(run, *_writes(job.cache, run.group)) for run in job.runs]
-    for position, node in enumerate(job.walk):
+    alive = job.space.live_chunks(job.walk)
+    for position, node in enumerate(job.walk[:alive]):
         for run, writers, writer, part in writes:
             inside = run.first <= position < run.first + len(run.slots)
             mine = (node.depth - 1) % writers == writer
             if inside and mine and not core.chunks.part_held(node, part, run.group):
                 was_ours = run.slots[position - run.first] != ABSENT
                 return position, "discarded" if was_ours or node.state == GONE else "busy"
-    return len(job.walk), ""
+    return alive, "discarded" if alive < len(job.walk) else ""
 
 
 def discard_overdue(core: Core, now_ns: int) -> None:

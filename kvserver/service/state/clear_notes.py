@@ -150,20 +150,32 @@ class ClearNotes:
         namespaces may live (clear_prefix.py)."""
         if len(self.noted) - len(self.cleared) > notes_max:
             needed = self._chunks.spaces.keys() | self.cleared.keys() | {GENERATIONS}
-            self.forget(note for note in self.noted if note not in needed)
+            old = self._durable(note for note in self.noted if note not in needed)
+            for note in old:
+                self._described.discard(note)
+                self.left_out.pop(note, None)
+            self._forget(old, [])
 
-    def forget(self, notes: Iterable[bytes]) -> None:
-        """Removes some of these notes: durable ones, for which no clear waits any more. Only records written so far, of
-        namespaces without a note, may be lost with them."""
-        old = list(islice((note for note in notes if note not in self.unnoted), FORGOTTEN_AT_ONCE))
-        for note in old:
+    def forget_prefixes(self, notes: Iterable[bytes]) -> None:
+        """Removes some of these notes of prefixes. Their namespaces have newer notes, or none because they were
+        forgotten. Then they are named again: a mover may have died before it forgot them, or could not. Their old notes
+        would let the records below the prefixes come back."""
+        old = self._durable(notes)
+        gone = {self.cleared.pop(note).namespace for note in old} - self.noted.keys()
+        self._forget(old, sorted(gone))
+
+    def _durable(self, notes: Iterable[bytes]) -> list[bytes]:
+        """Some of these notes, for which no clear waits any more."""
+        return list(islice((note for note in notes if note not in self.unnoted), FORGOTTEN_AT_ONCE))
+
+    def _forget(self, notes: list[bytes], before: list[bytes]) -> None:
+        """Has the devices remove notes, those in `before` first. Only records written so far, of namespaces without a
+        note, may be lost with them."""
+        for note in notes:
             del self.noted[note]
-            self._described.discard(note)
-            self.left_out.pop(note, None)
-            self.cleared.pop(note, None)
-        if old:
-            self._send(ForgetNotes(old, self._chunks.generation))
-            self._out.log("notes forgotten", ("notes", len(old)))
+        if notes:
+            self._send(ForgetNotes([*before, *notes], self._chunks.generation))
+            self._out.log("notes forgotten", ("notes", len(notes)))
 
     def heed(self, noted: Noted, why_not: Callable[[], str]) -> None:
         """Heeds the end of a note. why_not: says why no device could write it."""

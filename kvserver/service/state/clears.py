@@ -4,7 +4,10 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from kvserver.errors import DeviceError
+from kvserver.index.cuts import Cut
 from kvserver.index.space import Space
 from kvserver.service.base.effects import GoOn
 from kvserver.service.base.timers import Timers
@@ -24,10 +27,12 @@ class Clear:
     done: Cleared | TenantCleared
     """The answer for the caller."""
     spaces: list[Space]
-    """Cleared namespaces whose chunks may still be leaving the index."""
+    """Cleared namespaces, and cleared parts of them, whose chunks may still be leaving the index."""
     left: dict[bytes, int] = field(default_factory=dict)
     """Note -> the generation up to which records must become void. These notes are not durable yet. 0 until it is known
     what is on disk."""
+    cut: Cut | None = None
+    """The prefix that was cleared. How many chunks it had is known when they have gone."""
     why: str = ""
     """Why some of the notes are not durable; empty: all are."""
 
@@ -50,6 +55,10 @@ class Clear:
     def fail(self, why: str) -> None:
         self.why = why
 
+    @property
+    def answer(self) -> Cleared | TenantCleared:
+        return self.done if self.cut is None else replace(self.done, chunks=self.cut.chunks)
+
 
 class Clears:
     """All of them. Their chunks leave the index in pieces, one for each GoOn."""
@@ -70,7 +79,7 @@ class Clears:
         if any(space in self._chunks.forgetting for space in clear.spaces):
             self.waiting.append(clear)
             return
-        done, why = clear.done, clear.why
+        done, why = clear.answer, clear.why
         if not why:
             self._out.answer(clear.peer, done)
             return

@@ -1,6 +1,6 @@
 """What is read to find chunks that changed before anybody asks for them: how far it has come, what is under way."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -95,9 +95,3 @@ class Scrub:
 
     def end(self) -> None:
         self.job = None
-
-    def moved(self, space: Space, doomed: Collection[Node], rest: Space) -> None:
-        """These nodes of a space were cut off, and hang in another one now."""
-        for item in self.job.items if self.job is not None else ():
-            if item.space is space and item.node in doomed:
-                item.move_to(rest)

@@ -19,6 +19,7 @@ from kvserver.cli.doctor.doctor import CHECKS, examine
 from kvserver.config.config import Config
 from kvserver.supervisor.machine_memory import RESERVE_BYTES, Memory
 from kvserver.units import GIB, MIB, TIB
+from tests.rigs.valkey_server import ValkeyServer
 
 
 def test_every_check_answers_in_one_line() -> None:
@@ -236,3 +237,54 @@ def test_a_cache_directory_that_can_never_be_one_fails(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     verdict, text = doctor.cache_directory(Config(cache_dir=str(tmp_path)))
     assert (verdict, "mode 0777" in text) == ("warn", True)
+
+
+def test_no_remote_store_is_fine() -> None:
+    assert doctor.remote_store(Config()) == ("ok", "none")
+
+
+def test_a_chunk_goes_to_a_directory_and_back_and_nothing_of_it_stays(tmp_path: Path) -> None:
+    verdict, text = doctor.remote_store(Config(remotes=f"shared=file://{tmp_path}"))
+    assert verdict == "warn"
+    assert text.startswith(f"shared at file://{tmp_path}: directory ")
+    assert "nothing removes old chunks" in text
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_chunk_goes_to_a_valkey_and_back_and_nothing_of_it_stays() -> None:
+    with ValkeyServer("--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru") as server:
+        verdict, text = doctor.remote_store(Config(remotes=f"fleet=valkey://127.0.0.1:{server.port}"))
+        assert (verdict, server.ask("DBSIZE")) == ("ok", ":0\r\n")
+        assert f"fleet at valkey://127.0.0.1:{server.port}: valkey " in text
+
+
+def test_a_valkey_that_never_evicts_is_a_warning_with_what_to_set() -> None:
+    with ValkeyServer("--maxmemory", "64mb", "--maxmemory-policy", "noeviction") as server:
+        verdict, text = doctor.remote_store(Config(remotes=f"fleet=valkey://127.0.0.1:{server.port}"))
+    assert verdict == "warn"
+    assert "expected allkeys-lru" in text
+
+
+@pytest.mark.parametrize(
+    ("permission", "code"), [("+@all -set", "remote-denied"), ("+@all -get -getrange", "remote-denied")]
+)
+def test_a_permission_that_is_missing_is_named(tmp_path: Path, permission: str, code: str) -> None:
+    (tmp_path / "secret").write_text("hunter2")
+    (tmp_path / "secret").chmod(0o600)
+    with ValkeyServer() as server:
+        assert server.ask("ACL", "SETUSER", "kv", "on", ">hunter2", "~*", *permission.split()) == "+OK\r\n"
+        url = f"valkey://127.0.0.1:{server.port}?username=kv&password_file={tmp_path}/secret"
+        verdict, text = doctor.remote_store(Config(remotes=f"fleet={url}"))
+    assert verdict == "fail"
+    assert f": {code}: " in text
+    assert "hunter2" not in text
+
+
+def test_a_store_that_is_away_is_a_failure_with_its_reason(tmp_path: Path) -> None:
+    with ValkeyServer() as server:
+        port = server.port
+    verdict, text = doctor.remote_store(Config(remotes=f"fleet=valkey://127.0.0.1:{port}"))
+    assert verdict == "fail"
+    assert ": remote-" in text
+    verdict, text = doctor.remote_store(Config(remotes=f"shared=file://{tmp_path}/none"))
+    assert (verdict, "no such directory" in text) == ("fail", True)

@@ -15,7 +15,6 @@ from kvserver.remote.chunk_value import (
     encode,
     fragments_of,
     head_bytes,
-    tenant_problem,
     text_of,
 )
 from tests.rigs.remote_chunks import head_of, name_of
@@ -109,8 +108,3 @@ def test_names_of_digests_differ_and_need_no_quoting(one: bytes, other: bytes) -
     assert (text_of(one) == text_of(other)) == (one == other)
     assert len(text_of(one)) == 52
     assert set(text_of(one)) <= set("abcdefghijklmnopqrstuvwxyz234567")
-
-
-def test_a_tenant_of_a_name_has_no_character_that_means_something_to_a_store() -> None:
-    assert all(not tenant_problem(tenant) for tenant in ("-", "team-7", "a_b", "0" * 64))
-    assert all(tenant_problem(tenant) for tenant in ("", "A", "a:b", "a/b", "..", "a*", "{a}", "a b", "0" * 65))

@@ -5,7 +5,7 @@ from kvserver.wire.admin import ClearNamespace
 from kvserver.wire.messages import Cleared
 from tests.rigs.admin_rig import clear_prefix, command
 from tests.rigs.brain_rig import NAMESPACE, Client, chain, key
-from tests.rigs.disk_notes import had, names
+from tests.rigs.disk_notes import had, names, namespace, written
 from tests.rigs.disk_rig import CHUNKS, DiskRig, restart
 
 
@@ -59,6 +59,22 @@ def test_notes_of_prefixes_go_when_their_namespace_was_cleared_later() -> None:
     assert notes_of_prefixes(rig, keys) == [0]
     restart(rig)
     assert Client(rig).lookup(keys).chunks == 0
+
+
+def test_a_prefix_stays_cleared_when_the_order_to_forget_its_namespace_was_lost() -> None:
+    rig = DiskRig(namespaces_max=2, notes_max=0, prefix_notes_kept=0)
+    had(rig, "a")
+    keys = chain(ord("a"), CHUNKS)
+    prefix = ClearedPrefix(namespace("a"), key(keys, 1))
+    assert isinstance(command(rig, ClearNamespace(namespace=prefix.namespace, key=prefix.key)), Cleared)
+    rig.forgets_lost = 1
+    for name in "bc":
+        written(rig, name)
+    rig.wait_ms(200)
+    assert rig.forgotten == [namespace("a"), prefix_note(prefix)], "the first order was lost, and is given again"
+    restart(rig)
+    found = Client(rig).register(namespace=namespace("a")).lookup(keys, namespace("a"))
+    assert found.chunks == 0
 
 
 def test_few_notes_of_prefixes_stay_whatever_they_say() -> None:

@@ -1,11 +1,9 @@
 """A clear is done in pieces: no event forgets more than its share, and meanwhile no cleared chunk is found."""
 
-from array import array
 from typing import Any
 
 import pytest
 
-from kvserver.service.base.effects import Effect, Withdraw
 from kvserver.service.base.effects import GoOn as Ask
 from kvserver.service.base.events import GoOn
 from kvserver.service.holdings.accounts import Quota
@@ -13,7 +11,7 @@ from kvserver.tiers.slots import SLOT_ALIGN
 from kvserver.wire.admin import ClearTenant
 from kvserver.wire.messages import Clear, Cleared, GroupBlocks
 from tests.rigs.admin_rig import command
-from tests.rigs.brain_rig import NAMESPACE, SLAB_BYTES, Client, Rig, chain, ids
+from tests.rigs.brain_rig import NAMESPACE, SLAB_BYTES, Client, Rig, chain, ids, withdrawn
 from tests.rigs.quota_rig import CHAT, WIDE, account, chunks_of, client_of, fill, quota, rig_with
 
 PIECE = 5
@@ -22,11 +20,6 @@ WORLDS: dict[str, dict[str, Any]] = {
     "arc": {"eviction_policy": "arc"},
     "quotas": {"tenants": (Quota("chat", 3 * SLOT_ALIGN), Quota("agents", 0, 99 * SLOT_ALIGN))},
 }
-
-
-def withdrawn(effects: list[Effect]) -> int:
-    """Number of slots that were taken out of the ledger."""
-    return sum(len(array("q", effect.offsets)) for effect in effects if isinstance(effect, Withdraw))
 
 
 def pieces(rig: Rig, since: int) -> list[int]:

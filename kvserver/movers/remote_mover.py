@@ -1,0 +1,275 @@
+"""The mover process of a remote store: heads, payloads and notes, on orders of the brain.
+
+It holds the store's connections and maps the arena, never an index. The store's calls block, so they run on threads
+(remote_engine.py), and each has a deadline. A store that cannot be opened is tried again; meanwhile orders fail at
+once. The process ends with the brain, as other movers do.
+"""
+
+import gc
+import logging
+import mmap
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from array import array
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Never
+
+import msgspec
+
+from kvserver import logs
+from kvserver.config.remotes import Remote
+from kvserver.errors import ConfigError
+from kvserver.ipc.fd_sockets import Receiver, close_all, send
+from kvserver.ipc.inheritance import Inheritance, die_with_parent
+from kvserver.movers.remote_engine import Ended, Fetch, Job, Probe, Put, ReadNote, RemoteEngine, Touch, WriteNote
+from kvserver.movers.remote_store import open_store
+from kvserver.remote import namespace_note
+from kvserver.remote.chunk_value import KEY_BYTES, ChunkName, Head, NamespaceName, decode, encode, head_bytes
+from kvserver.remote.namespace_note import NamespaceNote
+from kvserver.remote.store import Facts, Store, StoreError
+from kvserver.wire.orders import (
+    ORDER_BYTES_MAX,
+    WARNING_FACT,
+    Cancel,
+    FetchRemote,
+    Order,
+    ProbeRemote,
+    PutRemote,
+    ReadRemoteNote,
+    Ready,
+    RemoteEnded,
+    RemoteIs,
+    RemoteNoteRead,
+    RemoteNoteWritten,
+    RemoteProbed,
+    Report,
+    TouchRemote,
+    WriteRemoteNote,
+    decode_order,
+)
+from kvserver.wire.orders import (
+    encode as packed,
+)
+
+HEADS_BYTES_MAX = 300_000
+"""Bytes of the heads in one report, which has to fit into ORDER_BYTES_MAX."""
+LEFT_OUT = "cancelled"
+"""Fault of a key that a probe has left out, because its report would be too long."""
+OPEN_AGAIN_S = 2.0
+LOOK_MS = 500
+"""Time between two looks at which nodes are left alone."""
+ReportOf = Callable[[Ended], Report]
+
+
+class RemoteMover:
+    """Turns orders into jobs of the engine, and their ends into reports."""
+
+    def __init__(
+        self,
+        brain: socket.socket,
+        arena: memoryview,
+        remote: Remote,
+        *,
+        opens: Callable[[Remote], Store] = open_store,
+    ) -> None:
+        self._brain = brain
+        self._arena = arena
+        self._remote = remote
+        self._opens = opens
+        self._receiver = Receiver(ORDER_BYTES_MAX)
+        self._engine: RemoteEngine | None = None
+        self._store: Store | None = None
+        self._problem: tuple[str, str] | None = None
+        """Code and text of why the store could not be opened; None if it is open."""
+        self._open_again_s = 0.0
+        self._reports: dict[int, ReportOf] = {}
+        """Job -> what makes its report from its end."""
+        self._told = RemoteIs("", [])
+
+    def run(self) -> None:
+        """Serves until the brain's end of the socket closes."""
+        facts = self._open()
+        self._report(Ready(os.getpid(), facts.kind if facts else self._remote.scheme, self._facts(facts)))
+        self._tell_state()
+        poll = select.poll()
+        poll.register(self._brain, select.POLLIN)
+        watched = -1
+        while True:
+            if self._engine is not None and watched < 0:
+                watched = self._engine.eventfd
+                poll.register(watched, select.POLLIN)
+            for descriptor, _ in poll.poll(LOOK_MS):
+                if descriptor == watched:
+                    self._complete()
+                elif not self._take_order():
+                    return
+            if self._engine is None and time.monotonic() >= self._open_again_s:
+                self._open()
+            self._tell_state()
+
+    def close(self) -> None:
+        """Ends the engine's threads and the connections, after the calls that are under way."""
+        if self._engine is not None:
+            self._engine.close()
+        if self._store is not None:
+            self._store.close()
+
+    # ---------------------------------------------------------------- the store
+
+    def _open(self) -> Facts | None:
+        """Tries to open the store. Returns what it tells of itself, if it answers."""
+        try:
+            store = self._opens(self._remote)
+        except (StoreError, ConfigError) as problem:
+            self._open_again_s = time.monotonic() + OPEN_AGAIN_S
+            self._problem = problem.code, problem.message
+            return None
+        self._problem = None
+        self._store = store
+        self._engine = RemoteEngine(store, self._arena, threads=self._remote.threads)
+        with suppress(StoreError):
+            return store.facts()
+        return None
+
+    def _facts(self, facts: Facts | None) -> list[tuple[str, str]]:
+        found = [("remote", self._remote.name), ("url", self._remote.url), ("write", self._remote.write)]
+        if facts is not None:
+            evicts = {True: "yes", False: "no", None: "unknown"}[facts.evicts]
+            found += [("version", facts.version), ("evicts", evicts)]
+            found += [(f"{number} {WARNING_FACT}", text) for number, text in enumerate(facts.warnings, 1)]
+        return found
+
+    def _tell_state(self) -> None:
+        """Reports and logs the state of the store, if it has changed."""
+        alone = sorted(self._engine.left_alone()) if self._engine is not None else []
+        problem = self._problem[1] if self._problem is not None else ""
+        now = RemoteIs(problem, alone)
+        if now == self._told:
+            return
+        name = ("remote", self._remote.name)
+        if problem and problem != self._told.problem:
+            logs.event(logging.ERROR, "remote not usable", name, ("why", problem))
+        elif self._told.problem and not problem:
+            logs.event(logging.INFO, "remote usable again", name)
+        for node in sorted(set(alone) - set(self._told.nodes_left_alone)):
+            logs.event(logging.WARNING, "remote node left alone", name, ("node", node))
+        for node in sorted(set(self._told.nodes_left_alone) - set(alone)):
+            logs.event(logging.INFO, "remote node asked again", name, ("node", node))
+        self._told = now
+        self._report(now)
+
+    # ---------------------------------------------------------------- orders
+
+    def _take_order(self) -> bool:
+        frame, descriptors, cut = self._receiver.receive(self._brain)
+        assert not cut, "the brain sends no order that is longer than ORDER_BYTES_MAX"
+        if not frame:
+            return False
+        close_all(descriptors)
+        self._carry_out(decode_order(frame))
+        return True
+
+    def _carry_out(self, order: Order) -> None:
+        match order:
+            case ProbeRemote():
+                self._probe(order)
+            case FetchRemote(job, head, slots):
+                fetched = decode(head)
+                wanted = tuple(slot if slot >= 0 else None for slot in array("q", slots))
+                self._begin(Fetch(job, self._name_of(fetched), fetched, wanted), _moved)
+            case PutRemote(job, head, slots):
+                put = decode(head)
+                self._begin(Put(job, self._name_of(put), put, tuple(array("q", slots))), _moved)
+            case TouchRemote(job, head):
+                touched = decode(head)
+                self._begin(Touch(job, self._name_of(touched), touched), _moved)
+            case ReadRemoteNote(job, namespace):
+                self._begin(ReadNote(job, self._namespace(namespace)), _note_read)
+            case WriteRemoteNote():
+                note = namespace_note.encode(NamespaceNote(order.epoch, order.document))
+                name = self._namespace(order.namespace)
+                self._begin(WriteNote(order.job, name, note, order.replaces), _note_written)
+            case Cancel(job):
+                if self._engine is not None:
+                    self._engine.cancel(job)
+            case _:
+                pass  # the arena grows for all movers alike
+
+    def _probe(self, order: ProbeRemote) -> None:
+        keys = [order.keys[at : at + KEY_BYTES] for at in range(0, len(order.keys), KEY_BYTES)]
+        asked = keys[: HEADS_BYTES_MAX // head_bytes(order.shards)]
+        of = self._namespace(order.namespace)
+        names = tuple(ChunkName(of, order.epoch, key) for key in asked)
+        left_out = len(keys) - len(asked)
+
+        def probed(ended: Ended) -> Report:
+            heads = [b"" if head is None else encode(head) for head in ended.heads or [None] * len(asked)]
+            faults = list(ended.faults) or [ended.fault] * len(asked)
+            heads, faults = heads + [b""] * left_out, faults + [LEFT_OUT] * left_out
+            return RemoteProbed(ended.job, heads, faults if any(faults) else [], ended.io_ns)
+
+        self._begin(Probe(order.job, names, order.shards), probed)
+
+    def _begin(self, job: Job, report: ReportOf) -> None:
+        if self._engine is not None and self._engine.submit(job):
+            self._reports[job.job] = report
+            return
+        code = self._problem[0] if self._problem is not None else "cancelled"
+        self._report(report(Ended(job.job, code)))
+
+    def _complete(self) -> None:
+        assert self._engine is not None
+        for ended in self._engine.ended():
+            self._report(self._reports.pop(ended.job)(ended))
+
+    def _namespace(self, namespace: bytes) -> NamespaceName:
+        return NamespaceName(self._remote.tenant, namespace)
+
+    def _name_of(self, head: Head) -> ChunkName:
+        return ChunkName(self._namespace(head.namespace), head.epoch, head.key)
+
+    def _report(self, report: Report) -> None:
+        send(self._brain, packed(report))
+
+
+def _moved(ended: Ended) -> Report:
+    return RemoteEnded(ended.job, ended.fault, ended.io_ns)
+
+
+def _note_read(ended: Ended) -> Report:
+    note = namespace_note.decode(ended.note)
+    if note is not None:
+        return RemoteNoteRead(ended.job, ended.fault, "here", note.epoch, note.document)
+    return RemoteNoteRead(ended.job, ended.fault, "absent" if ended.note is None else "damaged", 0, b"")
+
+
+def _note_written(ended: Ended) -> Report:
+    is_first = ended.fault != "existed"
+    return RemoteNoteWritten(ended.job, ended.fault if is_first else "", is_first)
+
+
+def main() -> Never:
+    """The process `python -m kvserver.movers.remote_mover INHERITANCE`, which the supervisor starts."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    inherited = msgspec.json.decode(sys.argv[1], type=Inheritance)
+    die_with_parent(inherited.parent)
+    config = inherited.config
+    logs.start(level=config.log_level, form=config.log_format, process="remote mover")
+    remote = config.remote
+    assert remote is not None, "the brain has the same configuration"
+    arena = memoryview(mmap.mmap(inherited.arena, config.arena_bytes))
+    gc.freeze()
+    try:
+        RemoteMover(socket.socket(fileno=inherited.control), arena, remote).run()
+    except (BrokenPipeError, ConnectionResetError):
+        logs.event(logging.INFO, "mover ends", ("why", "the brain is gone"))
+    os._exit(0)  # calls that are under way need not end: their slots are taken until this process is reaped
+
+
+if __name__ == "__main__":
+    main()

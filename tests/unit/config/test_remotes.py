@@ -1,0 +1,112 @@
+"""Remote stores in the configuration: what is taken, from a flag and from a file, and what is refused in words."""
+
+from pathlib import Path
+
+import pytest
+
+from kvserver.config.config import Config, load
+from kvserver.config.remotes import Remote, parse
+from kvserver.errors import ConfigError
+
+FILE = """
+[remotes.fleet-7]
+url = "valkeys://10.0.0.7,[fe80::1]:6380"
+write = "through"
+cluster = true
+username = "kv server"
+password_file = "/etc/kvserver/valkey"
+ttl_s = 3601
+read_bytes_in_flight = "3MiB"
+"""
+
+
+def test_a_file_and_a_flag_name_the_same_store(tmp_path: Path) -> None:
+    file = tmp_path / "kvserver.toml"
+    file.write_text(FILE)
+    from_file, _ = load(file, {})
+    assert from_file.remote == Remote(
+        "fleet-7",
+        "valkeys://10.0.0.7,[fe80::1]:6380",
+        write="through",
+        cluster="yes",
+        username="kv server",
+        password_file="/etc/kvserver/valkey",
+        ttl_s=3601,
+        read_bytes_in_flight=3 << 20,
+    )
+    from_flag, _ = load(None, {"remotes": from_file.remotes})
+    assert from_flag.remote == from_file.remote
+
+
+def test_addresses_have_the_usual_port_unless_they_name_one() -> None:
+    (remote,) = parse("a=valkeys://10.0.0.7,[fe80::1]:6380,host:7")
+    assert remote.addresses == (("10.0.0.7", 6379), ("fe80::1", 6380), ("host", 7))
+    assert (remote.uses_tls, remote.directory) == (True, "")
+
+
+def test_a_directory_has_a_path_and_no_address() -> None:
+    (remote,) = parse("shared=file:///mnt/kv%20cache?write=never")
+    assert (remote.scheme, remote.addresses, remote.write) == ("file", (), "never")
+    assert remote.directory == "/mnt/kv cache"
+
+
+def test_without_stores_there_is_none() -> None:
+    assert Config().remote is None
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("a=http://x", "scheme 'http' is unknown"),
+        ("a=x:6379", "scheme 'x' is unknown"),
+        ("=valkey://x", "expected a name of 1 to 32 characters"),
+        ("A=valkey://x", "expected a name of 1 to 32 characters"),
+        ("a=valkey://x b=valkey://y", "several stores are not built: expected one"),
+        ("a=valkey://x?write=evict", "is not built: expected reuse, through or never"),
+        ("a=valkey://x?write=often", "write='often' must be reuse | through | never"),
+        ("a=valkey://x?size=3", "unknown key 'size'; keys are url, write, "),
+        ("a=valkey://x?ttl_s=7&ttl_s=8", "ttl_s='7' must be a whole number in [60, "),
+        ("a=valkey://x?ttl_s=77&ttl_s=88", "names ttl_s twice"),
+        ("a=valkey://x?threads=1", "threads='1' must be a whole number in [2, 64]"),
+        ("a=valkey://x?write", "is no URL: "),
+        ("a=valkey://x/3", "has a path '/3'"),
+        ("a=valkey://x:0", "'x:0' is no address"),
+        ("a=valkey://x:y", "'x:y' is no address"),
+        ("a=valkey://", "'' is no address"),
+        ("a=file://host/mnt", "expected file:///PATH"),
+        ("a=file:///", "expected file:///PATH"),
+        ("a=file:///mnt?cluster=yes", "cluster is for Valkey and Redis"),
+        ("a=file:///mnt?ttl_s=77", "ttl_s is for Valkey and Redis"),
+        ("a=valkey://x?tenant=A", "tenant='A' must have 1 to 64 characters"),
+        ("a=valkey://x?tenant=a:b", "tenant='a:b' must have 1 to 64 characters"),
+        ("a=valkey://x?password_file=/a&password_env=B", "has password_file and password_env"),
+        ("a=valkey://x?password_file=a", "'a' must be an absolute path"),
+    ],
+)
+def test_a_wrong_store_is_refused_in_words(text: str, why: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Config(remotes=text)
+    assert why in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a=valkey://:hunter2@x", "a=valkey://me:hunter2@x", "a=valkey://x?password=hunter2", "a=valkey://x?token=hunter2"],
+)
+def test_a_literal_password_is_refused_and_not_repeated(text: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Config(remotes=text)
+    assert "password_file or password_env" in refused.value.message
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_table_without_a_url_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "kvserver.toml"
+    file.write_text('[remotes.a]\nwrite = "never"\n')
+    with pytest.raises(ConfigError, match=r"remotes\.a: expected a table with url"):
+        load(file, {})
+
+
+def test_a_store_needs_digests() -> None:
+    with pytest.raises(ConfigError, match="needs digests=on"):
+        Config(remotes="a=valkey://x", digests="off")

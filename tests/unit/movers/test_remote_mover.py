@@ -1,0 +1,253 @@
+"""The mover of a remote store at its door: orders go in, reports come out, against real stores."""
+
+import os
+import socket
+import threading
+from array import array
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from kvserver.config.remotes import Remote, parse
+from kvserver.errors import ConfigError
+from kvserver.ipc.fd_sockets import Receiver, pair, send
+from kvserver.movers.remote_checks import digest_of
+from kvserver.movers.remote_mover import HEADS_BYTES_MAX, LEFT_OUT, RemoteMover
+from kvserver.movers.remote_store import check, open_store
+from kvserver.remote.chunk_value import Head, NamespaceName, Shard, decode, encode, head_bytes
+from kvserver.remote.store import Store
+from kvserver.wire.orders import (
+    ORDER_BYTES_MAX,
+    Cancel,
+    FetchRemote,
+    Order,
+    ProbeRemote,
+    PutRemote,
+    ReadRemoteNote,
+    Ready,
+    RemoteEnded,
+    RemoteIs,
+    RemoteNoteRead,
+    RemoteNoteWritten,
+    RemoteProbed,
+    Report,
+    TouchRemote,
+    WriteRemoteNote,
+    decode_report,
+)
+from kvserver.wire.orders import (
+    encode as packed,
+)
+from tests.rigs.remote_chunks import EPOCH, NAMESPACE, head_of, name_of
+from tests.rigs.valkey_server import ValkeyServer
+
+SIZES = (7, 4099, 1)
+SLOTS = (0, 8192, 16384)
+BACK = (32768, 40960, 49152)
+ARENA_BYTES = 65536
+WAIT_S = 30
+
+
+class Door:
+    """A mover in a thread, and the brain's end of its socket."""
+
+    def __init__(self, remote: Remote) -> None:
+        self.arena = memoryview(bytearray(ARENA_BYTES))
+        self._end, self._its_end = pair()
+        self._end.settimeout(WAIT_S)
+        self._receiver = Receiver(ORDER_BYTES_MAX)
+        self._mover = RemoteMover(self._its_end, self.arena, remote)
+        self._thread = threading.Thread(target=self._mover.run)
+        self.ready: Report | None = None
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.ready = self.next()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.shutdown(socket.SHUT_RDWR)
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive()
+        self._mover.close()
+        self._end.close()
+        self._its_end.close()
+
+    def order(self, order: Order) -> Report:
+        send(self._end, packed(order))
+        return self.next()
+
+    def tell(self, order: Order) -> None:
+        send(self._end, packed(order))
+
+    def next(self) -> Report:
+        frame, _, _ = self._receiver.receive(self._end)
+        report: Report = decode_report(frame)
+        return report
+
+    def fill(self, seed: int, sizes: Sequence[int] = SIZES) -> Head:
+        """Lays a chunk into SLOTS; returns its head."""
+        name = name_of(seed)
+        shards = []
+        for number, (slot, size) in enumerate(zip(SLOTS, sizes, strict=True)):
+            self.arena[slot : slot + size] = bytes((seed + number + at) % 251 for at in range(size))
+            shard = Shard(number % 2, number // 2, size, 0)
+            total = digest_of(name, shard, self.arena[slot : slot + size])
+            assert total is not None
+            shards.append(shard._replace(digest=total))
+        return head_of(name, write=seed, sizes=sizes)._replace(shards=tuple(shards))
+
+    def at(self, slots: Sequence[int]) -> list[bytes]:
+        return [bytes(self.arena[slot : slot + size]) for slot, size in zip(slots, SIZES, strict=True)]
+
+
+@pytest.fixture(params=["directory", "valkey"])
+def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Remote]:
+    if request.param == "directory":
+        yield parse(f"a=file://{tmp_path}")[0]
+        return
+    with ValkeyServer() as server:
+        yield parse(f"a=valkey://127.0.0.1:{server.port}?tenant=team-7")[0]
+
+
+def slots(*numbers: int) -> bytes:
+    return array("q", numbers).tobytes()
+
+
+def asked(*keys: bytes, shards: int = 3) -> ProbeRemote:
+    return ProbeRemote(1, NAMESPACE.namespace, EPOCH, b"".join(keys), shards)
+
+
+def fault_of(report: Report) -> str:
+    assert isinstance(report, RemoteEnded)
+    return report.fault
+
+
+def test_what_one_mover_puts_another_finds_and_fetches(remote: Remote) -> None:
+    with Door(remote) as one, Door(remote) as other:
+        head = one.fill(3)
+        assert fault_of(one.order(PutRemote(7, encode(head), slots(*SLOTS)))) == ""
+        found = other.order(asked(name_of(4).key, head.key))
+        assert isinstance(found, RemoteProbed)
+        assert (found.job, found.faults, found.heads) == (1, [], [b"", encode(head)])
+        assert fault_of(other.order(FetchRemote(8, found.heads[1], slots(BACK[0], -1, BACK[2])))) == ""
+        assert other.at(BACK)[::2] == one.at(SLOTS)[::2]
+        assert not any(other.at(BACK)[1]), "a shard that is not wanted is not written"
+        assert fault_of(other.order(TouchRemote(9, found.heads[1]))) == ""
+
+
+def test_a_second_write_of_a_chunk_is_told_and_changes_nothing(remote: Remote) -> None:
+    with Door(remote) as one, Door(remote) as other:
+        first = one.fill(3)
+        assert fault_of(one.order(PutRemote(1, encode(first), slots(*SLOTS)))) == ""
+        second = other.fill(3)._replace(write=77)
+        assert fault_of(other.order(PutRemote(2, encode(second), slots(*SLOTS)))) == "existed"
+        found = other.order(asked(first.key))
+        assert isinstance(found, RemoteProbed)
+        assert decode(found.heads[0]).write == first.write
+
+
+def test_bytes_that_changed_in_dram_are_not_written(remote: Remote) -> None:
+    with Door(remote) as door:
+        head = door.fill(3)
+        door.arena[SLOTS[1] + 4098] ^= 1
+        assert fault_of(door.order(PutRemote(1, encode(head), slots(*SLOTS)))) == "digest"
+        found = door.order(asked(head.key))
+        assert isinstance(found, RemoteProbed)
+        assert found.heads == [b""]
+
+
+def test_a_chunk_that_is_not_there_any_more_is_gone(remote: Remote) -> None:
+    with Door(remote) as door:
+        assert fault_of(door.order(FetchRemote(1, encode(door.fill(3)), slots(*BACK)))) == "gone"
+
+
+def test_notes_are_read_made_once_and_replaced(remote: Remote) -> None:
+    namespace = bytes(range(1, 33))
+    with Door(remote) as one, Door(remote) as other:
+        assert one.order(ReadRemoteNote(1, namespace)) == RemoteNoteRead(1, "", "absent", 0, b"")
+        made = WriteRemoteNote(2, namespace, 2**64 - 1, b"what it is", replaces=False)
+        assert one.order(made) == RemoteNoteWritten(2, "", is_first=True)
+        late = WriteRemoteNote(3, namespace, 5, b"late", replaces=False)
+        assert other.order(late) == RemoteNoteWritten(3, "", is_first=False)
+        assert other.order(ReadRemoteNote(4, namespace)) == RemoteNoteRead(4, "", "here", 2**64 - 1, b"what it is")
+        replaced = WriteRemoteNote(5, namespace, 9, b"", replaces=True)
+        assert other.order(replaced) == RemoteNoteWritten(5, "", is_first=True)
+        assert one.order(ReadRemoteNote(6, namespace)) == RemoteNoteRead(6, "", "here", 9, b"")
+
+
+def test_a_probe_leaves_out_what_does_not_fit_into_a_report(remote: Remote) -> None:
+    fitting = HEADS_BYTES_MAX // head_bytes(246)
+    keys = [name_of(seed).key for seed in range(fitting + 2)]
+    with Door(remote) as door:
+        found = door.order(asked(*keys, shards=246))
+        assert isinstance(found, RemoteProbed)
+        assert found.heads == [b""] * len(keys)
+        assert found.faults == [""] * fitting + [LEFT_OUT] * 2
+
+
+def test_a_cancel_of_a_job_that_is_over_does_nothing(remote: Remote) -> None:
+    with Door(remote) as door:
+        door.order(asked(name_of(1).key))
+        door.tell(Cancel(1))
+        assert fault_of(door.order(FetchRemote(2, encode(door.fill(3)), slots(*BACK)))) == "gone"
+
+
+def test_the_first_report_names_the_store_and_what_an_operator_should_know(remote: Remote) -> None:
+    with Door(remote) as door:
+        assert isinstance(door.ready, Ready)
+        assert door.ready.pid == os.getpid()
+        facts = dict(door.ready.facts)
+        assert (facts["remote"], facts["url"], facts["write"]) == ("a", remote.url, "reuse")
+        assert facts["1 warning"]
+
+
+def test_a_directory_that_is_missing_fails_orders_at_once_and_is_used_when_it_is_there(tmp_path: Path) -> None:
+    (remote,) = parse(f"a=file://{tmp_path}/mounted?threads=2")
+    with Door(remote) as door:
+        told = door.next()
+        assert isinstance(told, RemoteIs)
+        assert "no such directory" in told.problem
+        assert fault_of(door.order(TouchRemote(1, encode(door.fill(3))))) == "remote-down"
+        (tmp_path / "mounted").mkdir()
+        assert door.next() == RemoteIs("", [])
+        assert fault_of(door.order(PutRemote(2, encode(door.fill(3)), slots(*SLOTS)))) == ""
+
+
+def test_a_valkey_that_dies_is_left_alone_and_asked_again_by_itself(tmp_path: Path) -> None:
+    with ValkeyServer() as server, Door(parse(f"a=valkey://127.0.0.1:{server.port}")[0]) as door:
+        head = door.fill(3)
+        assert fault_of(door.order(PutRemote(1, encode(head), slots(*SLOTS)))) == ""
+        server.kill()
+        told: Report = RemoteIs("", [])
+        for job in range(2, 200):
+            told = door.order(TouchRemote(job, encode(head)))
+            if isinstance(told, RemoteIs):
+                break
+        assert told == RemoteIs("", [f"127.0.0.1:{server.port}"])
+        server.start()
+        while told != RemoteIs("", []):
+            told = door.next()
+
+
+def test_a_library_that_is_missing_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvserver.movers.remote_store.LIBRARY", "glide_that_is_not_there")
+    with pytest.raises(ConfigError, match=r"install kvserver\[valkey\]"):
+        check(parse("a=valkey://x")[0])
+    check(parse("a=file:///mnt")[0])
+
+
+def test_a_password_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        check(parse(f"a=valkey://x?password_file={tmp_path}/none")[0])
+
+
+def test_a_valkey_with_a_password_is_opened_with_the_content_of_its_file(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("hunter2\n")
+    (tmp_path / "secret").chmod(0o600)
+    with ValkeyServer("--requirepass", "hunter2") as server:
+        store: Store = open_store(parse(f"a=valkey://127.0.0.1:{server.port}?password_file={tmp_path}/secret")[0])
+        assert store.notes([NamespaceName("-", bytes(32))]) == [None]
+        store.close()
