@@ -89,7 +89,7 @@ class Kind(NamedTuple):
     beside: str = ""
     """What is built beside the model: an adapter, or a head that drafts."""
     groups: int = 1
-    """Groups of layers. Each takes blocks of its own for every token, all from one pool."""
+    """Groups of layers that take blocks for every token, all from one pool. A state takes few."""
     is_asynchronous: bool = True
     """Whether vLLM schedules it asynchronously."""
     refusals: tuple["Refusal", ...] = ()
@@ -112,7 +112,6 @@ KINDS = {
     "states": Kind(
         "lfm2",
         options={"prefix_cache_retention_interval": 256},
-        groups=2,
         refusals=(NO_RETENTION, NO_FAILED_REQUESTS),
     ),
     "n-grams": Kind(

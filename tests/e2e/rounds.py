@@ -22,6 +22,7 @@ BEHIND_TOKENS = 5
 """Tokens after the last whole chunk of a round."""
 OUTPUT_TOKENS = 16
 FILLER_SEED = 300
+SALT = "never stored"
 WAIT_S = 120.0
 
 
@@ -58,7 +59,6 @@ class Conversation:
         self._token_bytes = token_bytes
         self._ranks = ranks
         self._fillers = [prompt(FILLER_SEED + number, filler_tokens) for number in range(2)]
-        self._right: Answer | None = None
 
     @property
     def found_tokens(self) -> int:
@@ -87,7 +87,6 @@ class Conversation:
         found = self._asked()
         assert (found.from_hbm, found.from_server) == (0, length - BEHIND_TOKENS), found
         assert_same(found.answer, wanted.answer)
-        self._right = found.answer
         self.said += found.answer.tokens
         return (
             f"{length} tokens: {held} found in the server and the rest computed {computed.ms:.1f} ms, "
@@ -95,14 +94,20 @@ class Conversation:
         )
 
     def flipped(self) -> str:
-        """Repeats the last round with all stored bytes changed: that is noticed, and the engine computes again.
+        """Repeats the last round with all stored bytes changed: that is noticed, and the engine computes all of it.
 
-        Nothing that was stored before is found afterwards."""
-        assert self._right is not None, "no round before it"
+        So it is compared with the same tokens under another salt, which nobody has stored: behind a prefix that was
+        loaded even a right answer rounds differently. Nothing that was stored before is found afterwards.
+        """
+        assert self.rounds, "no round before it"
+        asked = [self.said[:-OUTPUT_TOKENS]]
+        self.forget()
+        wanted = self._engine.generate(asked, tokens=OUTPUT_TOKENS, cache_salt=SALT)[0]
+        assert wanted.cached_tokens == 0, wanted
         self.forget()
         flip_stored_bytes(self._server.mover_pid())
-        found = self._engine.generate([self.said[:-OUTPUT_TOKENS]], tokens=OUTPUT_TOKENS)[0]
-        assert_same(found, self._right)
+        found = self._engine.generate(asked, tokens=OUTPUT_TOKENS)[0]
+        assert_same(found, wanted)
         return f"{mismatches(self._server)} chunks with other bytes were noticed, and the answer is the same"
 
     def stored_once(self) -> str:
