@@ -416,8 +416,8 @@ def test_several_cuts_of_one_event_share_what_it_may_forget() -> None:
 @pytest.mark.parametrize("pieces", [0, 4, 99])
 @pytest.mark.parametrize("has_top", [True, False])
 def test_what_lies_on_disk_is_taken_in_beside_what_was_cut_off(pieces: int, has_top: bool) -> None:
-    """The disks are still read when a wrong chunk is found in DRAM. Its record, and those behind it, may be right. If it
-    has none, nothing leads to those behind it."""
+    """The disks are still read when a wrong chunk is found in DRAM. Its record, and those behind it, may be right.
+    Without it nothing leads to those."""
     rig = DiskRig(forget_chunks=1)
     every = prompts()
     store_all(Client(rig).register(), every)
