@@ -7,7 +7,7 @@ from tests.drill.service import DISK, HOLDINGS, OPERATORS, REQUESTS
 
 CHUNKS = f"{HOLDINGS}/chunks.py"
 CUTS, SPACE = "kvserver/index/cuts.py", "kvserver/index/space.py"
-OWN_TESTS = ("tests/unit/service/test_cut_pieces.py",)
+OWN_TESTS = ("tests/unit/service/test_cut_pieces.py", "tests/unit/service/test_scrub.py")
 
 
 def notice(bug: Bug) -> str:
