@@ -443,3 +443,26 @@ def test_what_lies_on_disk_is_taken_in_beside_what_was_cut_off(pieces: int, has_
     go_on(rig)
     assert [client.lookup(keys).chunks for keys in every] == [found] * BRANCHES
     assert rig.facts()["chunks"] == (1 + BELOW if has_top else 1)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_lease_whose_keys_are_no_chain_ends_with_its_last_chunk(place: int) -> None:
+    rig = Rig(forget_chunks=PIECE)
+    client, keys = Client(rig).register(), chain(1, 9)
+    client.store(keys)
+    assert client.lookup(key(keys, 0) + bytes(KEY_BYTES) + key(keys, 2)).chunks == 3
+    clear_prefix(rig, key(keys, place))
+    assert rig.facts()["leases"] == 0
+
+
+def test_leases_on_other_prompts_stay() -> None:
+    rig = Rig(forget_chunks=PIECE)
+    client, every = Client(rig).register(), prompts()
+    store_all(client, every)
+    rig.movers_copy = False
+    leases = [client.lookup(keys).lease for keys in every]
+    for lease in leases[::2]:
+        client.ask(client.retrieving(lease, blocks(0, 5), more=True))  # all its keys are compared
+    clear_prefix(rig, key(every[2], 2))
+    clear_prefix(rig, key(every[3], 3))
+    assert sorted(rig.core.leases) == sorted(set(leases) - {leases[2], leases[3]})
