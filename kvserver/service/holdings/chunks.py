@@ -232,7 +232,7 @@ class Chunks:
             pass
         if self.accounts is not None:
             account = self.accounts.of(tenant)
-            own = [space for space in self.forgetting if self.accounts.of_space(space) is account]
+            own = [each for each in self.forgetting if self._has_more(each) and self.accounts.of_space(each) is account]
             while own and account.lacks(slot_bytes) and self._forget_ahead(own):
                 pass
 

@@ -335,6 +335,9 @@ def test_a_lookup_says_that_it_is_gone() -> None:
     clear_half(rig, every[0])
     client.lookup(every[0])
     assert rig.service.counters.lookup_ends["gone"] == 1
+    client.store(chain(1, HEAD))
+    assert client.lookup(every[0]).chunks == HEAD
+    assert rig.service.counters.lookup_ends["gone"] == 2, "also what has not gone yet"
 
 
 def test_arc_does_not_remember_what_was_cut_off() -> None:
