@@ -1,8 +1,21 @@
-"""The walk over what was cut off: children go before their parents, some steps at a time."""
+"""What hangs below a node that is cut off, and the walk over it: children go before their parents, some at a time."""
 
 from dataclasses import dataclass, field
 
-from kvserver.index.space import GONE, Node
+from kvserver.index.space import GONE, Node, is_below
+
+
+class Below:
+    """Whether nodes are a certain one, or hang below it. It is quick for a node whose parent was asked for before."""
+
+    def __init__(self, top: Node) -> None:
+        self.top = top
+        self._known: dict[Node | None, bool] = {}
+
+    def __contains__(self, node: Node) -> bool:
+        known = self._known.get(node.parent)
+        found = self._known[node] = is_below(node, self.top) if known is None else known or node is self.top
+        return found
 
 
 @dataclass(slots=True, eq=False)

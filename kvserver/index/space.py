@@ -257,8 +257,8 @@ class Space:
         return high
 
     def _last_ready(self, node: Node) -> Node:
-        """The root if the node hangs in this space. Otherwise the last node on its way up that is neither taken over
-        by a cut nor below one that is ready and has a parent that is not."""
+        """The root if the node hangs in this space. Otherwise the first node on its way up that a cut has taken over,
+        or, if a ready node comes before, the last ready one below such a node."""
         at = node
         while at.state != READY:
             if self.nodes.get(at.key) is not at or at.parent is None:

@@ -7,7 +7,7 @@ from tests.drill.service import DISK, HOLDINGS, OPERATORS, REQUESTS
 
 CHUNKS = f"{HOLDINGS}/chunks.py"
 CUTS, SPACE = "kvserver/index/cuts.py", "kvserver/index/space.py"
-OWN_TESTS = ("tests/unit/service/test_cut_pieces.py",)
+OWN_TESTS = ("tests/unit/service/test_cut_pieces.py", "tests/unit/service/test_scrub.py")
 
 
 def notice(bug: Bug) -> str:
@@ -55,7 +55,7 @@ BUGS = (
         "P1",
         "whoever reads below a cut is not moved with it",
         f"{REQUESTS}/cut_off.py",
-        r"_move_pins\(core, space, rest\)(?= return)",
+        r"_move_pins\(core, space, below, rest\)(?= return)",
         "pass",
     ),
     Bug(
@@ -72,6 +72,20 @@ BUGS = (
         CHUNKS,
         r" and not space\.is_cut\(node\)(?= def may_ever_fit)",
         "",
+    ),
+    Bug(
+        "P1",
+        "a lease on what was cut off lives on",
+        f"{REQUESTS}/cut_off.py",
+        r"\* KEY_BYTES\] == below\.top\.key",
+        "* KEY_BYTES] == b'x'",
+    ),
+    Bug(
+        "P1",
+        "a lease of no chain lives on below a cut",
+        f"{REQUESTS}/cut_off.py",
+        r"return lease\.tail in below",
+        "return False",
     ),
     Bug(
         "P1",
@@ -144,7 +158,7 @@ BUGS = (
         "P5",
         "a cut above another one forgets what the first keeps",
         CHUNKS,
-        r"if origin is space and space\.is_cut\(above\):",
+        r"if origin is space and is_below\(above, node\):",
         "if False:",
     ),
     Bug(

@@ -55,7 +55,7 @@ BUGS = (
         "P1",
         "leases on a wrong chunk live on",
         f"{REQUESTS}/cut_off.py",
-        r"_end_below\(core, space, node, error, now_ns\)(?= rest)",
+        r"_end_below\(core, space, below, error, now_ns\)(?= rest)",
         r"pass",
     ),
     Bug(

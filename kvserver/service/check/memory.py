@@ -188,6 +188,8 @@ def _check_pins(core: Core) -> None:
         assert core.chunks.spaces.get(lease.space.digest) is lease.space, "no lease on a cleared namespace"
         assert lease.space.nodes[lease.tail.key] is lease.tail
         assert not lease.space.is_cut(lease.tail), "no lease on what was cut off"
+        keys = b"".join(node.key for node in lease.space.chain(lease.tail))
+        assert not lease.is_chain or keys == lease.keys
         assert len(lease.ranks_used) < lease.engine.ranks
 
 

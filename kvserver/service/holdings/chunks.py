@@ -18,7 +18,7 @@ from typing import Literal, Protocol
 
 from kvserver.index.arc import Arc
 from kvserver.index.coverage import servable_chunks
-from kvserver.index.cuts import Cut
+from kvserver.index.cuts import Below, Cut
 from kvserver.index.eviction import Leftover
 from kvserver.index.space import ABSENT, GONE, READY, Node, Space, is_below, settle
 from kvserver.service.holdings.accounts import Accounts, ChargedPool
@@ -232,7 +232,7 @@ class Chunks:
             pass
         if self.accounts is not None:
             account = self.accounts.of(tenant)
-            own = [space for space in self.forgetting if self.accounts.of_space(space) is account]
+            own = [each for each in self.forgetting if self._has_more(each) and self.accounts.of_space(each) is account]
             while own and account.lacks(slot_bytes) and self._forget_ahead(own):
                 pass
 
@@ -439,7 +439,7 @@ class Chunks:
         self._leaves(space, node, self.forgetting[rest])
         space.cut(node, rest)
         for other, (origin, above) in self.cut_from.items():
-            if origin is space and space.is_cut(above):
+            if origin is space and is_below(above, node):
                 self.take_along(space, above, rest)
                 self.cut_from[other] = rest, above
         self.settled(space, parent)
@@ -472,14 +472,10 @@ class Chunks:
 
     def _drop_pendings_below(self, space: Space, node: Node) -> None:
         """Gives up what is reserved for a node and for all below it."""
-        below: dict[Node, bool] = {}
+        below = Below(node)
         for pending in [pending for pending in self.pendings.values() if pending.space is space]:
-            at = pending.node
-            assert at.parent is not None
-            known = below.get(at.parent)  # stores reserve parents first
-            below[at] = is_below(at, node) if known is None else known or at is node
-            if below[at]:
-                self.drop_pending(at)
+            if pending.node in below:  # stores reserve parents first
+                self.drop_pending(pending.node)
 
     def _leaves(self, space: Space, node: Node, rest: Forgetting) -> None:
         """A node that was cut off is about to be taken over from the space that it was cut off from. Chunks that a

@@ -351,6 +351,7 @@ def _leased_chain(lease: Lease) -> list[Node]:
     chain = lease.space.chain(lease.tail)
     if b"".join([node.key for node in chain]) != lease.keys:
         raise RequestError("keys-chain", f"the keys of lease {lease.number} are not one chain: their parents differ")
+    lease.compared()
     return chain
 
 

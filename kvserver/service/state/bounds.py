@@ -25,7 +25,7 @@ class Bounds:
     """Above this many notes of cleared prefixes, redundant ones are removed (clear_prefix.py)."""
     chunks_max: int
     forget_chunks: int = 128
-    """Chunks of cleared namespaces that are forgotten at once. Each takes about 8 us, 12 us with quotas or arc."""
+    """Chunks that one event forgets after a clear or a cut. Each takes about 8 us, 12 us with quotas or arc."""
     leases_max: int
     jobs_max: int
     """Jobs in flight for one session."""

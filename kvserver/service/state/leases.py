@@ -20,6 +20,9 @@ class Lease:
     """The keys that were found. A retrieve compares them with the chain before a byte moves."""
     expires_ns: int
     ranks_used: set[int] = field(default_factory=set)
+    is_chain: bool = False
+    """The keys are those of the chain that ends in `tail`. A lookup looks at some of them only; the first retrieve
+    compares all."""
     fetch: Fetch | None = None
     """The read from disk that still fills the prefix; None: nothing is left to read."""
 
@@ -29,6 +32,10 @@ class Lease:
 
     def extend(self, expires_ns: int) -> None:
         self.expires_ns = expires_ns
+
+    def compared(self) -> None:
+        """The keys were compared with the chain."""
+        self.is_chain = True
 
     def await_chunks(self, fetch: Fetch) -> None:
         self.fetch = fetch

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from kvserver.index.space import Space
 from kvserver.service.base.effects import GoOn as Ask
 from kvserver.service.base.events import GoOn
 from kvserver.service.holdings.accounts import Quota
@@ -12,7 +13,7 @@ from kvserver.wire.admin import ClearTenant
 from kvserver.wire.messages import Clear, Cleared, GroupBlocks
 from tests.rigs.admin_rig import command
 from tests.rigs.brain_rig import NAMESPACE, SLAB_BYTES, Client, Rig, chain, ids, withdrawn
-from tests.rigs.quota_rig import CHAT, WIDE, account, chunks_of, client_of, fill, quota, rig_with
+from tests.rigs.quota_rig import CHAT, GUESTS, WIDE, account, chunks_of, client_of, fill, quota, rig_with, stored
 
 PIECE = 5
 WORLDS: dict[str, dict[str, Any]] = {
@@ -100,3 +101,14 @@ def test_what_wants_slots_of_another_size_forgets_no_more_than_a_piece_and_one_f
     wide.ask(wide.storing(chain(99, 3), GroupBlocks(0, 0, ids(0, 1, 2) + ids(0, 1, 2) + ids(0, 1, 2))))
     assert 0 < withdrawn(rig.effects[since:]) - before <= PIECE + 2 * 3
     assert sum(pieces(rig, since)) == small
+
+
+def test_a_cleared_namespace_that_no_tenant_has_used_hinders_nobody() -> None:
+    """An earlier brain left it without chunks. Its turn comes after that of another one."""
+    rig = rig_with(quota("chat", most=12), forget_chunks=1)
+    client = client_of(rig, "chat", CHAT)
+    fill(client, 9)
+    rig.core.chunks.add_space(Space(GUESTS, 7, rig.core.chunks.spaces[CHAT].geometry))
+    for namespace in (CHAT, GUESTS):
+        client.ask(Clear(rig.number(), namespace))
+    assert stored(client_of(rig, "chat", NAMESPACE), chain(1, 12))[0] >= 3

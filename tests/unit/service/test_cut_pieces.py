@@ -6,14 +6,15 @@ import pytest
 
 from kvserver.service.base.effects import GoOn as Ask
 from kvserver.service.base.effects import Tell
-from kvserver.service.base.events import GoOn
+from kvserver.service.base.events import ArenaGrew, GoOn
 from kvserver.service.holdings.accounts import Quota
 from kvserver.service.operators.commands import COMMAND_ID
+from kvserver.service.requests import mismatches
 from kvserver.tiers.slots import SLOT_ALIGN
 from kvserver.wire.admin import ClearNamespace, DrainServer, Pin
 from kvserver.wire.kv_events import ChunksRemoved
 from kvserver.wire.messages import ALL_RIGHT, Clear, Cleared, Drain, GroupBlocks, Retrieved, Store, Stored
-from kvserver.wire.orders import Demote, Done, Promote
+from kvserver.wire.orders import Demote, Done, FoundRecords, Promote
 from tests.rigs.admin_rig import clear_prefix, command
 from tests.rigs.brain_lives import Life
 from tests.rigs.brain_rig import KEY_BYTES, NAMESPACE, SLAB_BYTES, Client, Rig, chain, ids, key, withdrawn
@@ -334,6 +335,9 @@ def test_a_lookup_says_that_it_is_gone() -> None:
     clear_half(rig, every[0])
     client.lookup(every[0])
     assert rig.service.counters.lookup_ends["gone"] == 1
+    client.store(chain(1, HEAD))
+    assert client.lookup(every[0]).chunks == HEAD
+    assert rig.service.counters.lookup_ends["gone"] == 2, "also what has not gone yet"
 
 
 def test_arc_does_not_remember_what_was_cut_off() -> None:
@@ -395,3 +399,73 @@ def test_what_waits_for_its_move_when_it_is_cut_off_does_not_move() -> None:
     rig.now_ns += 9 * 3600 * 1_000_000_000
     rig.wait_ms(500)
     assert not [order for order in rig.orders[ordered:] if isinstance(order, Demote | Promote)]
+
+
+def test_several_cuts_of_one_event_share_what_it_may_forget() -> None:
+    rig = Rig(forget_chunks=PIECE)
+    client, heads = Client(rig).register(), range(1, 5)
+    for head in heads:
+        store_all(client, prompts(head))
+    space = rig.core.chunks.spaces[NAMESPACE]
+    before = rig.facts()["chunks"]
+    wrong = [(space, space.nodes[key(chain(head, HEAD), 0)], 0) for head in heads]
+    mismatches.in_scrub(rig.core, wrong, rig.now_ns)
+    assert before - rig.facts()["chunks"] <= PIECE
+    assert not any(client.lookup(keys).chunks for head in heads for keys in prompts(head))
+    go_on(rig)
+    assert rig.facts()["chunks"] == 0
+
+
+@pytest.mark.parametrize("pieces", [0, 4, 99])
+@pytest.mark.parametrize("has_top", [True, False])
+def test_what_lies_on_disk_is_taken_in_beside_what_was_cut_off(pieces: int, has_top: bool) -> None:
+    """The disks are still read when a wrong chunk is found in DRAM. Its record, and those behind it, may be right.
+    Without it nothing leads to those."""
+    rig = DiskRig(forget_chunks=1)
+    every = prompts()
+    store_all(Client(rig).register(), every)
+    rig.wait_ms(100)
+    top = key(every[0], 1)
+    rig.devices = {at: record for at, record in rig.devices.items() if has_top or record.key != top}
+    rig.tells = False
+    rig.service = rig.new_service()
+    rig.handle(ArenaGrew(rig.bounds.arena_bytes // SLAB_BYTES, ""))
+    rig.wait_ms(100)
+    client = Client(rig).register()
+    store_all(client, every)
+    space = rig.core.chunks.spaces[NAMESPACE]
+    mismatches.in_scrub(rig.core, [(space, space.nodes[top], 0)], rig.now_ns)
+    rig.wait_ms(50)
+    assert [client.lookup(keys).chunks for keys in every] == [1] * BRANCHES
+    go_on(rig, pieces)
+    rig.tells = True
+    disk = next(mover.mover for mover in rig.service.status(rig.now_ns).movers if mover.device == "disk")
+    rig.report(disk, FoundRecords(rig.telling.next(5)))
+    found = 5 if has_top else 1
+    assert [client.lookup(keys).chunks for keys in every] == [found] * BRANCHES
+    go_on(rig)
+    assert [client.lookup(keys).chunks for keys in every] == [found] * BRANCHES
+    assert rig.facts()["chunks"] == (1 + BELOW if has_top else 1)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_lease_whose_keys_are_no_chain_ends_with_its_last_chunk(place: int) -> None:
+    rig = Rig(forget_chunks=PIECE)
+    client, keys = Client(rig).register(), chain(1, 9)
+    client.store(keys)
+    assert client.lookup(key(keys, 0) + bytes(KEY_BYTES) + key(keys, 2)).chunks == 3
+    clear_prefix(rig, key(keys, place))
+    assert rig.facts()["leases"] == 0
+
+
+def test_leases_on_other_prompts_stay() -> None:
+    rig = Rig(forget_chunks=PIECE)
+    client, every = Client(rig).register(), prompts()
+    store_all(client, every)
+    rig.movers_copy = False
+    leases = [client.lookup(keys).lease for keys in every]
+    for lease in leases[::2]:
+        client.ask(client.retrieving(lease, blocks(0, 5), more=True))  # all its keys are compared
+    clear_prefix(rig, key(every[2], 2))
+    clear_prefix(rig, key(every[3], 3))
+    assert sorted(rig.core.leases) == sorted(set(leases) - {leases[2], leases[3]})

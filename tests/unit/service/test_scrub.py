@@ -9,6 +9,7 @@ from kvserver.service.base.events import MoverGone
 from kvserver.tiers.records import SCRUB_ITEM, names_hash
 from kvserver.wire.messages import KEY_BYTES, Clear, GroupBlocks
 from kvserver.wire.orders import Cancel, Demote, Done, Order, Promote, Scrub, Scrubbed
+from tests.rigs.admin_rig import clear_prefix
 from tests.rigs.brain_rig import FULL, NAMESPACE, SLAB_BYTES, STATE, WINDOW, Client, Rig, chain, ids, key
 from tests.rigs.disk_rig import CHUNKS, DISK, DiskRig, fill
 
@@ -368,3 +369,13 @@ def test_it_does_not_count_as_use(policy: str) -> None:
         client.store(chain(seed, 1))
         seed += 1
     assert rig.core.counters.evictions == 1
+
+
+def test_what_was_cut_off_is_not_read_while_it_is_forgotten() -> None:
+    rig = dram_only(forget_chunks=1)
+    client, keys = Client(rig).register(), chain(1, 9)
+    client.store(keys)
+    clear_prefix(rig, key(keys, 0))
+    rig.items.clear()
+    rig.wait_ms(2_000)
+    assert rig.items == []
