@@ -43,6 +43,11 @@ _REPORTS = (
     *("Moved", "Noted", "DeviceIs", "FoundNote", "Listed", "FoundRecords"),
     "Scrubbed",
 )
+NOT_SIMULATED = (
+    *("ProbeRemote", "FetchRemote", "PutRemote", "TouchRemote", "ReadRemoteNote", "WriteRemoteNote"),
+    *("RemoteProbed", "RemoteEnded", "RemoteNoteRead", "RemoteNoteWritten", "RemoteIs"),
+)
+"""Orders and reports of remote stores, which no server uses yet."""
 _WISHES = ("StartMover", "KillMover")
 _WHYS = ("", "full", "parent-absent", "ranks-missing", "busy", "abandoned", "discarded")
 _ENDS = ("done", "abandoned", "failed", "invalid")
