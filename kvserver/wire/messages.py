@@ -369,6 +369,9 @@ class Found(Frame, tag="found", frozen=True):
     why: FoundWhy
     """recovering: disks that the server has not read yet since its start may hold more, so a short answer says nothing
     about the rest. Empty: the rest is not held."""
+    coming: int = 0
+    """How many chunks after those may come from a remote store soon. Who can wait asks again, every few milliseconds.
+    0: none comes, or what comes has made no progress for a while."""
 
 
 class Released(Frame, tag="released", frozen=True):
