@@ -16,10 +16,11 @@ from typing import Protocol
 
 from kvserver.index.space import READY, Node, Space
 
-DRAM, DIRTY, DISK, REFUSED, NO_ROOM, PARKED = 1, 2, 4, 8, 16, 128
+DRAM, DIRTY, DISK, REFUSED, NO_ROOM, PARKED, REMOTE = 1, 2, 4, 8, 16, 128, 256
 """Bits of Node.queued; arc.py has two more. REFUSED: it is not written to disk, because it was not requested a second
 time, or can never fit there. NO_ROOM: it is not written, because the chunks there were used later, or its own device
-takes no writes. PARKED: its write waits for a device."""
+takes no writes. PARKED: its write waits for a device.
+REMOTE: it is in the remote store, or waits to be written there."""
 
 
 def evictable(node: Node) -> bool:

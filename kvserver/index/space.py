@@ -199,6 +199,8 @@ class Space:
         """Registered caches that use this namespace."""
         self.tenant: int | None = None
         """Tag of the tenant that it belongs to, if there are quotas. None: no tenant has used it."""
+        self.epoch: int | None = None
+        """Epoch of the remote store to which its chunks belong (remote/epoch_lease.py). None: none was told yet."""
         self.lookup_tokens: dict[str, int] = {}
         """Tokens asked for, by result. All namespaces of a model share it (service/telling/counters.py)."""
         self.tags = tags or Tags()
@@ -284,6 +286,10 @@ class Space:
     def belongs_to(self, tenant: int) -> None:
         """Charges its chunks to this tenant."""
         self.tenant = tenant
+
+    def belongs_to_epoch(self, epoch: int | None) -> None:
+        """Its chunks belong to this epoch of the remote store."""
+        self.epoch = epoch
 
     def count_tokens_in(self, tokens: dict[str, int]) -> None:
         """Counts the tokens that are asked for in `tokens`, by result."""

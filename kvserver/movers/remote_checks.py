@@ -7,17 +7,32 @@ uses a chunk only if all of it has the digests of its head.
 from collections.abc import Sequence
 
 from kvserver.remote.chunk_value import ChunkName, Head, Shard
+from kvserver.tiers.records import NO_SUM
 from kvserver.transfer.native import digest_sum, payload_digest
+
+
+def sums_of(payloads: Sequence[memoryview | None]) -> list[int]:
+    """The sum of each payload; NO_SUM for None."""
+    return [NO_SUM if payload is None else digest_sum(payload, 0, len(payload), 0)[0] for payload in payloads]
+
+
+def wrong_sums(name: ChunkName, head: Head, sums: Sequence[int]) -> list[int]:
+    """Indices of shards whose sum does not make the digest of the head. NO_SUM says nothing of its shard."""
+    pairs = enumerate(zip(head.shards, sums, strict=True))
+    return [
+        index for index, (shard, total) in pairs if total != NO_SUM and digest_from(name, shard, total) != shard.digest
+    ]
 
 
 def wrong_shards(name: ChunkName, head: Head, payloads: Sequence[memoryview | None]) -> list[int]:
     """Indices of shards whose payload does not have the digest of the head; of None nothing is said."""
-    pairs = enumerate(zip(head.shards, payloads, strict=True))
-    return [
-        index
-        for index, (shard, payload) in pairs
-        if payload is not None and digest_of(name, shard, payload) != shard.digest
-    ]
+    return wrong_sums(name, head, sums_of(payloads))
+
+
+def digest_from(name: ChunkName, shard: Shard, total: int) -> int | None:
+    """The digest of a payload of the shard's size that has this sum."""
+    whole = total, shard.payload_bytes
+    return payload_digest(whole, name.of.namespace, name.key, shard.group, shard.shard, shard.payload_bytes)
 
 
 def digest_of(name: ChunkName, shard: Shard, payload: bytes | memoryview) -> int | None:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Literal, NamedTuple
 
 from kvserver.errors import DeviceError
-from kvserver.movers.remote_checks import wrong_shards
+from kvserver.movers.remote_checks import sums_of, wrong_shards, wrong_sums
 from kvserver.remote.breaker import Breaker
 from kvserver.remote.chunk_value import ChunkName, Head, NamespaceName, WrongValue
 from kvserver.remote.store import Gone, Store, StoreError
@@ -99,6 +99,8 @@ class Ended(NamedTuple):
     """Of a Probe, in its order. None also where the answer is unknown; then `faults` says so."""
     faults: tuple[Fault, ...] = ()
     """Of a Probe, for each name: why nothing is known, or what is wrong with what is there. Empty: all is known."""
+    sums: tuple[int, ...] = ()
+    """Of a Fetch that went well: the sum of each shard that was wanted, in their order."""
     note: bytes | None = None
     """Of a ReadNote; None if there is none."""
     io_ns: int = 0
@@ -326,8 +328,9 @@ class RemoteEngine:
             if not node.begin():
                 return Ended(job.job, "left-alone")
         code = ""
+        sums: tuple[int, ...] = ()
         try:
-            fault = self._moved(job)
+            fault, sums = self._moved(job)
         except Gone:
             fault = "gone"
         except StoreError as problem:
@@ -335,26 +338,29 @@ class RemoteEngine:
         finally:
             with self._lock:
                 node.ended(code, time.monotonic())
-        return Ended(job.job, fault)
+        return Ended(job.job, fault, sums=sums)
 
-    def _moved(self, job: Fetch | Put | Touch) -> Fault:
+    def _moved(self, job: Fetch | Put | Touch) -> tuple[Fault, tuple[int, ...]]:
+        """Carries out a job. Returns its fault and, for a Fetch without one, the sums."""
         match job:
             case Fetch(_, name, head, slots):
                 targets = self._memory(head, slots)
                 self._store.read(name, head, targets)
-                if wrong_shards(name, head, targets):
+                sums = sums_of(targets)
+                if wrong_sums(name, head, sums):
                     with suppress(DeviceError):
                         self._store.drop(name, head)
-                    return "digest"
+                    return "digest", ()
+                return "", tuple(each for each, target in zip(sums, targets, strict=True) if target is not None)
             case Put(_, name, head, slots):
                 sources = [memory for memory in self._memory(head, slots) if memory is not None]
                 if wrong_shards(name, head, sources):
-                    return "digest"
+                    return "digest", ()
                 if not self._store.write(name, head, sources):
-                    return "existed"
+                    return "existed", ()
             case Touch(_, name, head):
                 self._store.touch(name, head)
-        return ""
+        return "", ()
 
     def _memory(self, head: Head, slots: Sequence[int | None]) -> list[memoryview | None]:
         pairs = zip(head.shards, slots, strict=True)

@@ -26,12 +26,15 @@ from kvserver.config.remotes import Remote
 from kvserver.errors import ConfigError
 from kvserver.ipc.fd_sockets import Receiver, close_all, send
 from kvserver.ipc.inheritance import Inheritance, die_with_parent
-from kvserver.movers.remote_engine import Ended, Fetch, Job, Probe, Put, ReadNote, RemoteEngine, Touch, WriteNote
+from kvserver.movers.remote_checks import digest_from
+from kvserver.movers.remote_engine import Ended, Fetch, Job, Probe, Put, ReadNote, RemoteEngine, WriteNote
 from kvserver.movers.remote_store import open_store
 from kvserver.remote import namespace_note
 from kvserver.remote.chunk_value import KEY_BYTES, ChunkName, Head, NamespaceName, decode, encode, head_bytes
 from kvserver.remote.namespace_note import NamespaceNote
 from kvserver.remote.store import Facts, Store, StoreError
+from kvserver.tiers.records import NO_SUM, names_hash
+from kvserver.transfer.native import Ledger
 from kvserver.wire.orders import (
     ORDER_BYTES_MAX,
     WARNING_FACT,
@@ -48,7 +51,6 @@ from kvserver.wire.orders import (
     RemoteNoteWritten,
     RemoteProbed,
     Report,
-    TouchRemote,
     WriteRemoteNote,
     decode_order,
 )
@@ -74,12 +76,15 @@ class RemoteMover:
         brain: socket.socket,
         arena: memoryview,
         remote: Remote,
+        sums: Callable[[bytes, bytes], bytes | None],
         *,
         opens: Callable[[Remote], Store] = open_store,
     ) -> None:
+        """sums: the sums of slots by packed offsets and hash of their names, as _native.Ledger.sums has them."""
         self._brain = brain
         self._arena = arena
         self._remote = remote
+        self._sums = sums
         self._opens = opens
         self._receiver = Receiver(ORDER_BYTES_MAX)
         self._engine: RemoteEngine | None = None
@@ -182,12 +187,8 @@ class RemoteMover:
                 fetched = decode(head)
                 wanted = tuple(slot if slot >= 0 else None for slot in array("q", slots))
                 self._begin(Fetch(job, self._name_of(fetched), fetched, wanted), _moved)
-            case PutRemote(job, head, slots):
-                put = decode(head)
-                self._begin(Put(job, self._name_of(put), put, tuple(array("q", slots))), _moved)
-            case TouchRemote(job, head):
-                touched = decode(head)
-                self._begin(Touch(job, self._name_of(touched), touched), _moved)
+            case PutRemote():
+                self._put(order)
             case ReadRemoteNote(job, namespace):
                 self._begin(ReadNote(job, self._namespace(namespace)), _note_read)
             case WriteRemoteNote():
@@ -199,6 +200,23 @@ class RemoteMover:
                     self._engine.cancel(job)
             case _:
                 pass  # the arena grows for all movers alike
+
+    def _put(self, order: PutRemote) -> None:
+        """Begins a write, whose head gets the digests that the ledger has for its slots."""
+        known, slots = decode(order.head), array("q", order.slots)
+        name = self._name_of(known)
+        shards = []
+        for shard, slot in zip(known.shards, slots, strict=True):
+            names = names_hash(known.namespace, shard.group, shard.shard, [known.key])
+            packed_sum = self._sums(slot.to_bytes(8, "little", signed=True), names)
+            total = int.from_bytes(packed_sum or b"", "little")
+            digest = digest_from(name, shard, total) if packed_sum and total != NO_SUM else None
+            if digest is None:
+                self._report(RemoteEnded(order.job, "unsummed", 0))
+                return
+            shards.append(shard._replace(digest=digest))
+        head = known._replace(shards=tuple(shards), written_s=int(time.time()))
+        self._begin(Put(order.job, name, head, tuple(slots)), _moved)
 
     def _probe(self, order: ProbeRemote) -> None:
         keys = [order.keys[at : at + KEY_BYTES] for at in range(0, len(order.keys), KEY_BYTES)]
@@ -238,7 +256,7 @@ class RemoteMover:
 
 
 def _moved(ended: Ended) -> Report:
-    return RemoteEnded(ended.job, ended.fault, ended.io_ns)
+    return RemoteEnded(ended.job, ended.fault, ended.io_ns, array("Q", ended.sums).tobytes())
 
 
 def _note_read(ended: Ended) -> Report:
@@ -263,9 +281,10 @@ def main() -> Never:
     remote = config.remote
     assert remote is not None, "the brain has the same configuration"
     arena = memoryview(mmap.mmap(inherited.arena, config.arena_bytes))
+    ledger = Ledger(inherited.ledger, config.ledger_span_bytes)
     gc.freeze()
     try:
-        RemoteMover(socket.socket(fileno=inherited.control), arena, remote).run()
+        RemoteMover(socket.socket(fileno=inherited.control), arena, remote, ledger.sums).run()
     except (BrokenPipeError, ConnectionResetError):
         logs.event(logging.INFO, "mover ends", ("why", "the brain is gone"))
     os._exit(0)  # calls that are under way need not end: their slots are taken until this process is reaped

@@ -26,6 +26,7 @@ from kvserver.service.check.memory import check
 from kvserver.service.disk import drain, restore
 from kvserver.service.disk import mover as disk
 from kvserver.service.operators import clear_namespaces, clear_prefix, commands, server_drain
+from kvserver.service.remote import mover as remote
 from kvserver.service.report import throughput
 from kvserver.service.report.status import status
 from kvserver.service.requests import caches, explain, holds, kv_events, lookup, movers, scrub, sessions, transfers
@@ -52,7 +53,19 @@ from kvserver.wire.messages import (
     Unregister,
     Watch,
 )
-from kvserver.wire.orders import Done, MapFailed, Mapped, Ready, Scrubbed, Unmapped
+from kvserver.wire.orders import (
+    Done,
+    MapFailed,
+    Mapped,
+    Ready,
+    RemoteEnded,
+    RemoteIs,
+    RemoteNoteRead,
+    RemoteNoteWritten,
+    RemoteProbed,
+    Scrubbed,
+    Unmapped,
+)
 from kvserver.wire.status import Status as StatusDocument
 from kvserver.wire.status import encode_status
 
@@ -117,10 +130,13 @@ class Service:
                     movers.gone(core, mover, how, now_ns)
                     if core.disk is not None and core.disk.mover is mover:
                         disk.gone(core, core.disk, now_ns)
+                    if core.remote is not None and core.remote.mover is mover:
+                        remote.gone(core, core.remote, now_ns)
             case ArenaGrew(slabs, problem, placement):
                 core.arena_grew(slabs, problem, placement)
                 movers.arena_grew(core)
         disk.turn(core, now_ns)
+        remote.turn(core, now_ns)
         core.chunks.event_ended()
         if core.clears.waiting or core.chunks.forgetting:
             core.clears.turn()
@@ -234,6 +250,9 @@ class Service:
                 movers.unmapped(core, mover, report)
             case Scrubbed() as report:
                 scrub.ended(core, mover, report, now_ns)
+            case RemoteProbed() | RemoteEnded() | RemoteNoteRead() | RemoteNoteWritten() | RemoteIs() as report:
+                if core.remote is not None and core.remote.mover is mover:
+                    remote.reported(core, core.remote, report, now_ns)
             case disk_report:
                 if core.disk is not None and core.disk.mover is mover:
                     disk.reported(core, core.disk, disk_report, now_ns)
@@ -244,6 +263,7 @@ class Service:
         core.lookup_counts.settle()
         core.reuse.turn(now_ns)
         disk.tick(core, now_ns)
+        remote.tick(core, now_ns)
         scrub.turn(core, now_ns)
         clear_prefix.tick(core)
         server_drain.turn(core)
@@ -274,6 +294,10 @@ class Service:
                     movers.kill(core, core.scrub.job.mover, f"did not end scrub {number}")
                 case ("disk", number) if core.disk is not None:
                     disk.overdue(core, core.disk, number, now_ns)
+                case ("remote", number) if core.remote is not None:
+                    remote.overdue(core, core.remote, number)
+                case ("remote-clear", number):
+                    clear_namespaces.remote_overdue(core, number)
                 case ("recover", _) if core.disk is not None:
                     disk.recover_overdue(core, core.disk)
                 case ("erase", number) if core.disk is not None:

@@ -110,13 +110,15 @@ class GroupDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """(regions, page_bytes) of each run of each shard; None where that shard was never registered."""
 
 
-class NamespaceDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NamespaceDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The geometry of a namespace, kept so that a restarted brain can tell complete chunks from others."""
 
     format: int
     digest: bytes
     chunk_tokens: int
     groups: list[GroupDocument]
+    epoch: int | None = None
+    """Epoch of the remote store to which its chunks belong; None: no remote store has told one."""
 
 
 DOCUMENT_FORMAT = 1

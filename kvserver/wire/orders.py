@@ -191,19 +191,13 @@ class FetchRemote(Frame, tag="fetch-remote", frozen=True):
 
 
 class PutRemote(Frame, tag="put-remote", frozen=True):
-    """Writes a chunk from slots, unless their bytes are other ones than the head says. Report: RemoteEnded."""
+    """Writes a chunk from slots, unless their bytes are not those that an engine stored. Report: RemoteEnded."""
 
     job: int
     head: Packed
+    """Without time and digests: the mover knows them, from its clock and from the ledger."""
     slots: Packed
     """As in FetchRemote; none is -1."""
-
-
-class TouchRemote(Frame, tag="touch-remote", frozen=True):
-    """Tells the store that a chunk was used. Report: RemoteEnded."""
-
-    job: int
-    head: Packed
 
 
 class ReadRemoteNote(Frame, tag="read-remote-note", frozen=True):
@@ -227,7 +221,7 @@ class WriteRemoteNote(Frame, tag="write-remote-note", frozen=True):
 Order = (
     MapBoard | DropBoard | MapCache | UnmapCache | Copy | Cancel | ArenaReady | Scrub
     | Demote | Promote | Note | ForgetNotes | Recover | TellRecords | DrainDevice | EraseDevice
-    | ProbeRemote | FetchRemote | PutRemote | TouchRemote | ReadRemoteNote | WriteRemoteNote
+    | ProbeRemote | FetchRemote | PutRemote | ReadRemoteNote | WriteRemoteNote
 )  # fmt: skip
 
 # ---------------------------------------------------------------- mover → brain
@@ -377,9 +371,9 @@ class FoundRecords(Frame, tag="found-records", frozen=True):
 
 RemoteFault = str
 """Why a job did not do what it was to do; empty if it did. gone: the chunk is not there any more. digest: its bytes are
-not those that an engine stored. existed: of a write, another one was there first. left-alone: its node's breaker is
-open. cancelled: given up. Otherwise a code of remote/store.py: remote-slow, remote-down, remote-full, remote-denied,
-remote-refused."""
+not those that an engine stored. unsummed: of a write, nobody has summed the chunk. existed: of a write, another one was
+there first. left-alone: its node's breaker is open. cancelled: given up. Otherwise a code of remote/store.py:
+remote-slow, remote-down, remote-full, remote-denied, remote-refused."""
 
 
 class RemoteProbed(Frame, tag="remote-probed", frozen=True):
@@ -394,11 +388,13 @@ class RemoteProbed(Frame, tag="remote-probed", frozen=True):
 
 
 class RemoteEnded(Frame, tag="remote-ended", frozen=True):
-    """The end of a FetchRemote, PutRemote or TouchRemote: no byte of it moves any more."""
+    """The end of a FetchRemote or PutRemote: no byte of it moves any more."""
 
     job: int
     fault: RemoteFault
     io_ns: int
+    sums: Packed = b""
+    """Of a FetchRemote that went well: the sum of each shard that was wanted, packed u64, in their order."""
 
 
 class RemoteNoteRead(Frame, tag="remote-note-read", frozen=True):

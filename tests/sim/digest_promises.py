@@ -9,7 +9,7 @@ from kvserver.service.base.events import Event, Reported
 from kvserver.service.service import Service
 from kvserver.tiers.records import Record
 from kvserver.wire.messages import ALL_RIGHT, Retrieved
-from kvserver.wire.orders import Done, Moved, Scrubbed
+from kvserver.wire.orders import Done, Moved, RemoteEnded, Scrubbed
 
 from . import service_view
 from .content import keys_of, path_of
@@ -63,6 +63,9 @@ class DigestPromises:
                 wrong = self._found.pop(-moved.job, [])
                 faults = sum(fault.fault == "checksum" for fault in moved.faults)
                 mismatches["dram" if wrong else "disk"] += faults
+            case Reported(_, RemoteEnded(job, "digest")):
+                wrong = self._found.pop(job, [])
+                mismatches["dram" if wrong else "remote"] += 1
             case Reported(_, Scrubbed(job)):
                 wrong = self._scrubbed.pop(job)
                 mismatches["dram"] += len(wrong)

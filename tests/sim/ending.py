@@ -51,6 +51,9 @@ def drain(world: "World") -> None:
     for mover in world.supervisor.movers.values():
         mover.stopped = False  # nobody notices one that owes no answer, and its devices may be well again
     _until(world, lambda: service_view.notes_are_durable(world.shell.service), "every note is durable")
+    settled = "the epochs of the remote store are known, and nothing is under way there"
+    store = world.store
+    _until(world, lambda: service_view.remote_is_settled(world.shell.service, store.epochs, store.damaged), settled)
     if world.shell.descriptors:
         raise Wrong(f"descriptors {list(world.shell.descriptors)} were never closed")
     _restart(world)

@@ -37,17 +37,14 @@ _ORDERS = (
     *("MapBoard", "DropBoard", "MapCache", "UnmapCache", "Copy", "Cancel", "ArenaReady"),
     *("Demote", "Promote", "Note", "ForgetNotes", "Recover", "TellRecords", "DrainDevice", "EraseDevice"),
     "Scrub",
+    *("ProbeRemote", "FetchRemote", "PutRemote", "ReadRemoteNote", "WriteRemoteNote"),
 )
 _REPORTS = (
     *("Ready", "Mapped", "MapFailed", "Unmapped", "Done"),
     *("Moved", "Noted", "DeviceIs", "FoundNote", "Listed", "FoundRecords"),
     "Scrubbed",
-)
-NOT_SIMULATED = (
-    *("ProbeRemote", "FetchRemote", "PutRemote", "TouchRemote", "ReadRemoteNote", "WriteRemoteNote"),
     *("RemoteProbed", "RemoteEnded", "RemoteNoteRead", "RemoteNoteWritten", "RemoteIs"),
 )
-"""Orders and reports of remote stores, which no server uses yet."""
 _WISHES = ("StartMover", "KillMover")
 _WHYS = ("", "full", "parent-absent", "ranks-missing", "busy", "abandoned", "discarded")
 _ENDS = ("done", "abandoned", "failed", "invalid")
@@ -120,6 +117,9 @@ EXPECTED = (
     "told of disk",
     *(f"router: {what}" for what in ("events", "replays", "messages lost", "batches lost for good")),
     *(f"router: {what}" for what in ("lookups that show what is held", "vLLM cleared its own cache")),
+    *(f"counted remote_{what}" for what in ("probed", "found", "reads", "writes", "existed")),
+    *(f"remote ended {fault}" for fault in ("digest", "existed", "remote-slow", "left-alone")),
+    "noticed by a write to the remote store",
     "device drained",
     *(f"device {what}" for what in ("left", "came back")),
     "devices brought back in the end",

@@ -24,7 +24,8 @@ def planted(world: "World", kind: str) -> None:
 
 
 def any_planted(world: "World") -> bool:
-    return any(world.counts[f"planted {kind}"] for kind in KINDS)
+    in_store = world.counts["remote spoil"]
+    return bool(in_store) or any(world.counts[f"planted {kind}"] for kind in KINDS)
 
 
 def on_the_way(world: "World", content: Block, kind: str) -> tuple[Block, str]:

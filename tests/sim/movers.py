@@ -41,6 +41,7 @@ from .board import DONE, FAILED, Board
 from .content import Block, block_of
 from .disk import SimDiskMover
 from .memory import Arena, Pool, Wrong
+from .remote import SimRemoteMover
 from .scrub import scrubbed
 from .sums import NOTHING, PRIME, packed, part_of
 
@@ -361,12 +362,15 @@ class SimMover:
         return packed([shard.sum % PRIME for shard in run.shards]) if verifies else b"", 0
 
 
+AnyMover = SimMover | SimDiskMover | SimRemoteMover
+
+
 class Supervisor:
     """Starts, kills and reaps movers in the order of the brain's wishes."""
 
     def __init__(self, world: "World") -> None:
         self.wishes: deque[Wish] = deque()
-        self.movers: dict[int, SimMover | SimDiskMover] = {}
+        self.movers: dict[int, AnyMover] = {}
         """The present brain's movers that are not yet reaped."""
         self.reaped: deque[tuple[int, str]] = deque()
         """(mover, reason) reports for the brain."""
@@ -384,15 +388,17 @@ class Supervisor:
             match self.wishes.popleft():
                 case StartMover(number, "disk"):
                     self.movers[number] = SimDiskMover(self._world, number)
+                case StartMover(number, "remote"):
+                    self.movers[number] = SimRemoteMover(self._world, number)
                 case StartMover(number, device):
-                    assert device != "disk"
+                    assert device not in ("disk", "remote")
                     self.movers[number] = SimMover(self._world, number, device)
                 case KillMover(number):
                     if number in self.movers:
                         self.movers[number].state = "killed"
                         self.movers[number].stopped = False
 
-    def died(self, mover: SimMover | SimDiskMover) -> None:
+    def died(self, mover: AnyMover) -> None:
         """A mover dies by itself. Like a killed one, it may write until it is reaped."""
         mover.state = "killed"
         mover.stopped = False
@@ -409,7 +415,7 @@ class Supervisor:
         self.wishes.clear()
         self.reaped.clear()
 
-    def _reap(self, mover: SimMover | SimDiskMover) -> None:
+    def _reap(self, mover: AnyMover) -> None:
         mover.reap()
         del self.movers[mover.number]
         self.reaped.append((mover.number, "signal 9"))

@@ -44,7 +44,7 @@ from kvserver.wire.messages import (
     Watched,
     Welcome,
 )
-from kvserver.wire.orders import Copy
+from kvserver.wire.orders import Copy, FetchRemote, PutRemote
 
 from .content import Path, is_chain, path_of
 from .digest_promises import DigestPromises
@@ -168,6 +168,8 @@ class Promises:
         self.cleared_jobs: set[int] = set()
         """Jobs that were in flight when their namespace was cleared."""
         self.jobs_ever: dict[int, SessionFacts] = {}
+        self.remote_jobs: set[int] = set()
+        """Jobs that fill slots from the remote store."""
         self.slot_job: dict[int, int] = {}
         """Arena offset -> the last job ordered to write there."""
         self.disk = DiskPromises(ledger, self)
@@ -488,6 +490,39 @@ class Promises:
         self.slot_job[offset] = -job
         self._also(job, "store", units)
 
+    def remote_sent(self, order: FetchRemote | PutRemote, digest: bytes, slots: dict[int, list[int]]) -> None:
+        """A slot is being filled from the remote store, or written there. slots: slot -> its arena units."""
+        fills = isinstance(order, FetchRemote)
+        units = [unit for of_slot in slots.values() for unit in of_slot]
+        for unit in units:
+            if unit in self.writing:
+                raise Wrong(f"remote job {order.job} uses a slot that job {self.writing[unit]} may still write")
+            if fills and (unit in self.reading or unit in self._ledger.units):
+                raise Wrong(f"remote job {order.job} may write a slot that is sealed, or that something else reads")
+        for unit in units:
+            if fills:
+                self.writing[unit] = order.job
+            else:
+                self.reading.setdefault(unit, []).append(order.job)
+        if fills:
+            self.slot_job.update(dict.fromkeys(slots, order.job))
+            self.remote_jobs.add(order.job)
+        elif not all(self._ledger.units.get(unit) in slots for unit in units):
+            raise Wrong(f"remote job {order.job} writes a slot that is not sealed")
+        self.copies[order.job] = CopyFacts("store" if fills else "retrieve", digest, units)
+
+    def remote_over(self, job: int) -> None:
+        """The remote mover will not touch any byte of this job again."""
+        self.copy_over(job)
+
+    def namespace_dropped(self, namespace: bytes) -> None:
+        """Another server has cleared the namespace: nothing of it is served from now on."""
+        self._doomed += self._ledger.doom(namespace)
+        self._end_leases([n for n, lease in self.leases.items() if lease.digest == namespace])
+        self.operators.cleared(namespace, ())
+        self.disk.was_cleared(namespace)
+        self.cleared_jobs.update(job for job, copy in self.copies.items() if copy.digest == namespace)
+
     def _also(self, job: int, kind: str, units: list[int]) -> None:
         known = self.copies.setdefault(-job, CopyFacts(kind, b"", []))
         known.units.extend(units)
@@ -535,6 +570,8 @@ class Promises:
             return
         if job in self.cleared_jobs:
             raise Wrong(f"slot {offset} was published although its namespace was cleared after job {job} had begun")
+        if job in self.remote_jobs:
+            return
         if self.jobs_ever[job].closed:
             raise Wrong(f"slot {offset} was published although the session of job {job} had ended")
 

@@ -14,6 +14,7 @@ from kvserver.service.service import Service
 from kvserver.service.state.core import Core
 from kvserver.service.state.disk_tier import DiskTier
 from kvserver.service.state.operator_state import Hold
+from kvserver.service.state.remote_tier import FetchJob, PutJob
 from kvserver.tiers.extents import place_of
 from kvserver.tiers.records import NO_GROUP
 from kvserver.tiers.slots import SLOT_ALIGN, SlotPool
@@ -73,6 +74,29 @@ def slots_being_written(service: Service, job: int) -> list[int]:
     """Slots that are sealed if this job succeeds: those that have not been taken from it."""
     pendings = _core(service).chunks.pendings.values()
     return [pending.slots[part] for pending in pendings for part, state in pending.parts.items() if state == job]
+
+
+def remote_slots(service: Service, job: int, now_ns: int) -> list[int]:
+    """Slots that the end of a read from the remote store will seal: none if its epoch does not count any more."""
+    tier = _core(service).remote
+    fetch = tier.jobs.get(job) if tier is not None else None
+    if tier is None or not isinstance(fetch, FetchJob):
+        return []
+    known = tier.epochs.get(fetch.pursuit.space.digest)
+    if known is None or known.owes_clear or known.lease.epoch(now_ns / 1e9) != fetch.pursuit.epoch:
+        return []
+    return slots_being_written(service, job)
+
+
+def remote_is_settled(service: Service, epochs: dict[bytes, int], damaged: set[bytes]) -> bool:
+    """Nothing is under way to or from the remote store, and the brain knows the epochs that it has. damaged: namespaces
+    whose note has to be replaced first."""
+    tier = _core(service).remote
+    if tier is None:
+        return True
+    ours = {digest: space.epoch for digest, space in _core(service).chunks.spaces.items()}
+    at_rest = not any(isinstance(job, FetchJob | PutJob) for job in tier.jobs.values()) and not tier.clears_owed
+    return at_rest and not tier.queue and ours.items() <= epochs.items() and damaged.isdisjoint(ours)
 
 
 def slots_being_read(service: Service, moved: Moved) -> list[int]:
@@ -364,9 +388,11 @@ def _is_at_rest(core: Core) -> bool:
     tables = (core.sessions, core.caches, core.jobs, core.leases, core.sessions.engines, core.sessions.by_token)
     tier = core.disk
     disk_busy = tier is not None and (tier.chunks.jobs or tier.writes.chain or not tier.recovered)
+    moves = core.remote.jobs.values() if core.remote is not None else ()
+    remote_busy = any(isinstance(job, FetchJob | PutJob) for job in moves)
     movers_ready = all(mover.state == "ready" for mover in core.movers.values())
     dram_busy = core.chunks.pendings or core.chunks.forgetting or core.scrub.job is not None
-    return not any(tables) and not dram_busy and not disk_busy and movers_ready
+    return not any(tables) and not dram_busy and not (disk_busy or remote_busy) and movers_ready
 
 
 def _is_starved(core: Core, tier: DiskTier, hold: Hold) -> bool:

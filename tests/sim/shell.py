@@ -3,10 +3,12 @@
 Each life of the brain has its own shell. What outlives the brain (ledger, arena, processes) belongs to the world.
 """
 
+from array import array
 from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING
 
+from kvserver.remote.chunk_value import decode as decode_head
 from kvserver.service.base.effects import (
     Answer,
     AnswerWithBoard,
@@ -62,6 +64,7 @@ from kvserver.wire.orders import (
     Demote,
     Done,
     DropBoard,
+    FetchRemote,
     FoundNote,
     FoundRecords,
     KillMover,
@@ -69,7 +72,11 @@ from kvserver.wire.orders import (
     MapCache,
     Moved,
     Promote,
+    PutRemote,
     Ready,
+    RemoteEnded,
+    RemoteNoteRead,
+    RemoteNoteWritten,
     Scrubbed,
     StartMover,
 )
@@ -86,6 +93,7 @@ from .operators import is_below
 from .processes import Received
 from .promises import CacheFacts, Promises
 from .quota_promises import Quotas
+from .remote import units_of
 from .room_promises import RoomPromises
 from .tenants import namespaces_of
 
@@ -209,6 +217,8 @@ class Shell:
         self.service.check()
         self._check_cuts(event, effects, digests)
         self._carry_out(effects)
+        for digest in self._dropped(effects):
+            self.promises.namespace_dropped(digest)
         self.promises.digests.after(digests, event, effects, self.service)
         if quotas:
             self._check_quotas(event, effects, sealed)
@@ -234,6 +244,12 @@ class Shell:
         if unknown:
             raise Wrong(f"leases {sorted(unknown)} were never granted, or are over")
 
+    def _dropped(self, effects: list[Effect]) -> list[bytes]:
+        """Namespaces that are dropped because another server has cleared them."""
+        lines = [effect for effect in effects if isinstance(effect, Log)]
+        names = {dict(line.fields)["namespace"] for line in lines if line.event == "namespace cleared elsewhere"}
+        return [digest for digest in self._world.shapes if digest[:6].hex() in names]
+
     def _check_cuts(self, event: Event, effects: list[Effect], digests: Expected) -> None:
         """Only what lies below a cleared prefix, below wrong bytes, or below what could not be read is cut off. It is
         held no more, although it is withdrawn later."""
@@ -258,7 +274,7 @@ class Shell:
         """
         quotas = self.promises.quotas
         quotas.check_most()
-        if any(isinstance(effect, Instruct) and isinstance(effect.order, Promote) for effect in effects):
+        if any(isinstance(effect, Instruct) and isinstance(effect.order, Promote | FetchRemote) for effect in effects):
             return
         match event:
             case Arrived(_, Store() as request) if request.cache in self.promises.caches:
@@ -297,6 +313,8 @@ class Shell:
             case Reported(_, Done(wrong=wrong)) if wrong:
                 takes = True
             case Reported(_, FoundNote() | Listed() | FoundRecords()):
+                takes = True
+            case Reported(_, RemoteNoteRead() | RemoteNoteWritten() | RemoteEnded(_, "digest")):
                 takes = True
         now = service_view.disk_shortages(self.service)
         orders = [effect.order for effect in effects if isinstance(effect, Instruct)]
@@ -350,6 +368,8 @@ class Shell:
         match event:
             case Reported(_, Moved() as moved):
                 return service_view.slots_being_read(self.service, moved)
+            case Reported(_, RemoteEnded(job, "")):
+                return service_view.remote_slots(self.service, job, self._world.now_ns)
             case Reported(_, Done(job, "done")) if self.promises.may_seal(job):
                 return service_view.slots_being_written(self.service, job)
             case _:
@@ -438,6 +458,10 @@ class Shell:
                 self.promises.caches[order.cache] = facts
             case Copy():
                 self.promises.copy_sent(order)
+            case FetchRemote(_, packed_head, slots) | PutRemote(_, packed_head, slots):
+                head = decode_head(packed_head)
+                units = units_of(self._world.shapes[head.namespace], head, list(array("q", slots)))
+                self.promises.remote_sent(order, head.namespace, units)
             case Demote() | Promote():
                 self.promises.disk.ordered(order, service_view.on_disk(self.service))
         mover = self._world.supervisor.movers.get(effect.mover)
@@ -447,6 +471,8 @@ class Shell:
             mover.inbox.append((order, pools[0] if pools else None, self.boards.get(effect.board)))
         elif isinstance(order, Copy):
             self.promises.copy_over(order.job)
+        elif isinstance(order, FetchRemote | PutRemote):
+            self.promises.remote_over(order.job)
         elif isinstance(order, Demote | Promote):
             self.promises.disk.over(order.job)
 

@@ -36,6 +36,7 @@ from .memory import Arena
 from .movers import SimMover, Supervisor
 from .processes import Process
 from .promises import Promises
+from .remote import REMOTE, SimRemoteMover, Store
 from .router import Router
 from .shapes import Shape
 from .shell import BrainDied, Shell
@@ -69,6 +70,9 @@ class World:
         self.now_ns = 1_000_000_000
         self.calm = False
         """No new work begins and no fault happens."""
+        self.store = Store(self, seed)
+        if self.store.rng.random() < 0.3 and self.swarm.verifies:
+            self.swarm.bounds = replace(self.swarm.bounds, remote=REMOTE, remote_job_ms=self.swarm.ms(1500))
         bounds = self.swarm.bounds
         self.garbage = Garbage()
         self.arena = Arena(bounds.slab_bytes, bounds.arena_bytes // bounds.slab_bytes)
@@ -314,6 +318,8 @@ class World:
     def step(self) -> None:
         """Takes one random step."""
         self.now_ns += int(self.rng.random() * 2_000_000 * self.swarm.step_ms)
+        if self.swarm.bounds.remote is not None and self.store.rng.random() < 0.05:
+            self.store.act()
         name = self.rng.choices(self._act_names, cum_weights=self._act_weights)[0]
         self._step_by_name(name)
 
@@ -444,7 +450,7 @@ class World:
         elif isinstance(source, int):
             self._deliver(source)
         else:
-            assert isinstance(source, SimMover | SimDiskMover)
+            assert isinstance(source, SimMover | SimDiskMover | SimRemoteMover)
             self.feed(Reported(source.number, source.reports.popleft()))
         return True
 

@@ -50,6 +50,7 @@ class SnapshotCollector(Collector):
         yield from self._transfers()
         yield from self._losses()
         yield from self._disk()
+        yield from self._remote()
 
     def _server(self) -> Iterator[Metric]:
         status = self._status
@@ -348,6 +349,25 @@ class SnapshotCollector(Collector):
         yield _gauge("scrub_round_seconds", text, "tier", self._status.scrub_round_s)
         is_on = self._status.digests == "on"
         yield _gauge("digests", "1: what is loaded is compared with what was stored. 0: it is not.", value=is_on)
+
+    def _remote(self) -> Iterator[Metric]:
+        """Metrics of the remote store; all are 0 without one."""
+        seen = self._counters
+        events = {"probed": seen.remote_probed, "found": seen.remote_found, "read": seen.remote_reads}
+        events |= {"written": seen.remote_writes, "existed": seen.remote_existed, "dropped": seen.remote_dropped}
+        text = "Chunks that the remote store was asked for, had, gave or took. existed: another server wrote it first. "
+        text += "dropped: prefixes that were not written whole, because too many chunks waited."
+        yield _counter("remote_chunk_events", text, "event", events)
+        moved = {"fetch": seen.remote_read_bytes, "put": seen.remote_written_bytes}
+        yield _counter("remote_moved_bytes", "Bytes of payloads read from and written to it.", "direction", moved)
+        family = CounterMetricFamily(
+            "kvserver_remote_failures",
+            "Chunks that it did not give or take, by what was wanted (probe, read, write) and fault.",
+            labels=("wanted", "fault"),
+        )
+        for where, count in sorted(seen.remote_failures.items()):
+            family.add_metric(where, count)
+        yield family
 
     def _disk(self) -> Iterator[Metric]:
         """Metrics of the disk tier; all are 0 without one."""

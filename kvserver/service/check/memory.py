@@ -7,8 +7,10 @@ from kvserver.index.eviction import evictable
 from kvserver.index.space import ABSENT, GONE, READY, WAITING, Node, Space
 from kvserver.service.check.arc import check_arc
 from kvserver.service.check.disk import check_disk
+from kvserver.service.check.remote import check_remote, fetches
 from kvserver.service.holdings.place_owners import SEALED, UNASSIGNED, DiskJob, Orphan, Pending
 from kvserver.service.state.core import Core
+from kvserver.service.state.remote_tier import PutJob
 
 
 def check(core: Core) -> None:
@@ -23,6 +25,8 @@ def check(core: Core) -> None:
     _check_timers(core)
     if core.disk is not None:
         check_disk(core, core.disk)
+    if core.remote is not None:
+        check_remote(core.remote)
     if core.chunks.arc is not None:
         check_arc(core.chunks, core.chunks.arc)
 
@@ -177,6 +181,8 @@ def _check_pins(core: Core) -> None:
         pins.update(job.node for job in core.disk.chunks.jobs.values())
     if core.scrub.job is not None:
         pins.update(item.node for item in core.scrub.job.items)
+    if core.remote is not None:
+        pins.update(job.node for job in core.remote.jobs.values() if isinstance(job, PutJob))
     counted = {node: node.pins for space in _spaces(core) for node in space.all_nodes() if node.pins}
     assert counted == dict(pins), "pins = leases + holds + retrieves + incomplete chunks + disk jobs + scrub + cuts"
     for space in core.chunks.retired - core.chunks.forgetting.keys():
@@ -213,14 +219,16 @@ def _check_holds(core: Core) -> None:
 
 def _check_tables(core: Core) -> None:
     """Sessions, caches, movers and jobs refer to each other both ways. Whatever waits for a job has one."""
+    reads = fetches(core)
     for node, pending in core.chunks.pendings.items():
         assert pending.node is node
         assert not pending.space.is_cut(node), "nothing is stored below a cut"
         assert node.state != GONE
         assert pending.parts
         for state in pending.parts.values():
-            assert state in (UNASSIGNED, SEALED) or core.jobs[state].kind == "store"
-    assert all(job in core.jobs for job in core.chunks.orphans), "an orphan waits for a job that still runs"
+            assert state in (UNASSIGNED, SEALED) or state in reads or core.jobs[state].kind == "store"
+    running = core.jobs.keys() | reads
+    assert running >= core.chunks.orphans.keys(), "an orphan waits for a job that still runs"
     for number, job in core.jobs.items():
         assert job.number == number
         assert core.movers[job.cache.mover.number] is job.cache.mover, "a job lives as long as its mover"
@@ -268,11 +276,16 @@ def _check_timers(core: Core) -> None:
         waiting.update({("erase", device): core.disk.mover for device in erasing})
         if core.disk.mover.state != "starting":
             waiting.update({("recover", core.disk.mover.number): core.disk.mover} if not core.disk.recovered else {})
+    if core.remote is not None and core.remote.mover is not None:
+        waiting.update({("remote", number): core.remote.mover for number in core.remote.jobs})
     sure = {timer for timer, mover in waiting.items() if mover.state != "killed"}
     sure.update(("lease", number) for number in core.leases)
     sure.update(("hold", number) for number in core.operators.holds)
     if core.disk is not None:
         sure.update(("clear", clear.number) for waits in core.disk.notes.awaited.values() for clear in waits)
+    if core.remote is not None:
+        known = core.remote.epochs.values()
+        sure.update(("remote-clear", clear.number) for epoch in known for clear in epoch.clears)
     sure.update(("attach", session.number) for session in core.sessions.values() if not session.attached_peer)
     deadlines = core.timers.deadlines()
     assert sure <= deadlines.keys(), "nothing waits without a bound"

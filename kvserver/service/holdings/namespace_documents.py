@@ -23,7 +23,7 @@ def document_of(space: Space, pages: Sequence[PageShape | None] | None = None) -
         )
         for index, shape in enumerate(space.geometry.groups)
     ]
-    return NamespaceDocument(DOCUMENT_FORMAT, space.digest, space.geometry.chunk_tokens, groups)
+    return NamespaceDocument(DOCUMENT_FORMAT, space.digest, space.geometry.chunk_tokens, groups, space.epoch)
 
 
 def space_from(number: int, document: NamespaceDocument) -> Space:
@@ -33,6 +33,7 @@ def space_from(number: int, document: NamespaceDocument) -> Space:
         for group in document.groups
     )
     space = Space(document.digest, number, Geometry(document.chunk_tokens, groups))
+    space.belongs_to_epoch(document.epoch)
     for index, group in enumerate(document.groups):
         for shard, pages in enumerate(group.pages):
             if pages is not None:

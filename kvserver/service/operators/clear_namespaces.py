@@ -12,6 +12,7 @@ from kvserver.index.cuts import Cut
 from kvserver.service.requests import holds, kv_events, namespaces
 from kvserver.service.requests.lookup import check_namespace
 from kvserver.service.requests.lookup import end as end_lease
+from kvserver.service.state.clear_notes import CLEARS_MAX
 from kvserver.service.state.clears import Clear
 from kvserver.service.state.core import MILLISECOND_NS, Core, check_name
 from kvserver.wire.admin import TenantCleared
@@ -22,9 +23,8 @@ from kvserver.wire.tenants import tag_of
 def clear(core: Core, peer: int, request_id: int, namespace: bytes, now_ns: int) -> None:
     """Clears a namespace: every chunk goes, leases and holds on it end, registrations stay."""
     check_namespace(namespace)
-    if core.disk is not None:
-        core.disk.notes.check_room(1)
-    done = Cleared(request_id, _forget(core, [namespace]))
+    check_room(core, 1)
+    done = Cleared(request_id, forget(core, [namespace]))
     answer_when_void(core, peer, done, notes=[namespace], of=[namespace], now_ns=now_ns)
 
 
@@ -38,9 +38,8 @@ def clear_tenant(core: Core, peer: int, request_id: int, tenant: str, now_ns: in
     tags = {digest: space.tags for digest, space in core.chunks.spaces.items()}
     left_out = tier.notes.left_out if tier is not None else {}
     digests = [*dict.fromkeys(digest for table in (tags, left_out) for digest in table if table[digest].may_be(tag))]
-    if tier is not None:
-        tier.notes.check_room(len(digests))
-    done = TenantCleared(request_id, _forget(core, digests), len(digests))
+    check_room(core, len(digests))
+    done = TenantCleared(request_id, forget(core, digests), len(digests))
     why = ""
     if tier is not None and not tier.all_known:
         why = "what lies on a device that could not be opened is not known; clear again when it is back"
@@ -63,6 +62,10 @@ def answer_when_void(
     cut: its chunks are counted when they have gone."""
     number, spaces = core.number("disk"), core.chunks.still_forgetting(of)
     clear = Clear(number=number, peer=peer, done=done, spaces=spaces, cut=cut, why=why)
+    if core.remote is not None and of:
+        core.timers.set(now_ns + core.bounds.job_ttl_ms * MILLISECOND_NS, "remote-clear", number)
+        for digest in of:
+            core.remote.owe_clear(digest, clear, core.fresh_epoch)
     tier = core.disk
     known = [note for note in notes if tier is not None and tier.may_have(note)]
     if tier is None or not known:
@@ -72,7 +75,23 @@ def answer_when_void(
     tier.notes.answer_when_void(clear, known, listed=tier.recovery.listed)
 
 
-def _forget(core: Core, digests: Iterable[bytes]) -> int:
+def check_room(core: Core, clears: int) -> None:
+    """Raises ResourceError when too many clears would wait, for disks or for the remote store."""
+    if core.disk is not None:
+        core.disk.notes.check_room(clears)
+    if core.remote is not None and (owed := core.remote.clears_owed) + clears > CLEARS_MAX:
+        raise ResourceError("clears", f"{owed} clears wait for the remote store, at most {CLEARS_MAX} may")
+
+
+def remote_overdue(core: Core, number: int) -> None:
+    """A clear has waited for the remote store as long as a job may run."""
+    assert core.remote is not None
+    clear = core.remote.give_up_clear(number)
+    assert clear is not None
+    clear.leave_store()
+
+
+def forget(core: Core, digests: Iterable[bytes]) -> int:
     """Forgets namespaces in memory. Returns how many chunks go."""
     found = (core.chunks.spaces.get(digest) for digest in digests)
     spaces = {space: 0 for space in found if space is not None}

@@ -37,7 +37,7 @@ def clear(core: Core, peer: int, request_id: int, prefix: ClearedPrefix, now_ns:
         cleared = tier.notes.cleared
         if noted and digest not in cleared and len(cleared) >= PREFIXES_MAX:
             raise ResourceError("clears", f"{PREFIXES_MAX} prefixes were cleared; clear their namespaces instead")
-        tier.notes.check_room(1)
+    clear_namespaces.check_room(core, 1)
     space = core.chunks.spaces.get(prefix.namespace)
     node = space.find(prefix.key) if space is not None else None
     cut = _forget(core, space, node, now_ns) if space is not None and node is not None else None

@@ -13,6 +13,7 @@ from kvserver.index.space import Node, Space
 from kvserver.service.requests import holds, lookup
 from kvserver.service.state.core import Core
 from kvserver.service.state.leases import Lease
+from kvserver.service.state.remote_tier import PutJob
 from kvserver.wire.messages import KEY_BYTES
 
 
@@ -60,3 +61,7 @@ def _move_pins(core: Core, space: Space, below: Below, rest: Space) -> None:
         if other.space is space and other.node in below:
             core.chunks.take_along(space, other.node, rest)
             other.move_to(rest)
+    for put in core.remote.jobs.values() if core.remote is not None else ():
+        if isinstance(put, PutJob) and put.space is space and put.node in below:
+            core.chunks.take_along(space, put.node, rest)
+            put.move_to(rest)

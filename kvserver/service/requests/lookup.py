@@ -12,6 +12,7 @@ from typing import Literal
 from kvserver.errors import RequestError, ResourceError
 from kvserver.index.space import Node, Space
 from kvserver.service.holdings.accounts import Accounts
+from kvserver.service.requests import pursuits
 from kvserver.service.requests.miss_reason import ending, missing
 from kvserver.service.state import chunk_waits
 from kvserver.service.state.chunk_waits import Fetch
@@ -48,8 +49,11 @@ def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int
         if found.leased:
             lease = _grant(core, session, space, tail, keys=keys, away=found.away, now_ns=now_ns)
             ttl_ms = core.bounds.lease_ttl_ms
+    coming = 0
+    if core.remote is not None:
+        coming = pursuits.coming(core, core.remote, session, found, wanted_min=request.chunks_wanted_min, now_ns=now_ns)
     untold: FoundWhy = "recovering" if found.why == "recovering" else ""
-    core.answer(peer, Found(request.id, found.chunks, lease, ttl_ms, len(found.away), untold))
+    core.answer(peer, Found(request.id, found.chunks, lease, ttl_ms, len(found.away), untold, coming))
 
 
 def plan_lookup(core: Core, namespace: bytes, space: Space | None, keys: bytes, *, wanted_min: int) -> LookupResult:
@@ -85,6 +89,8 @@ def _grant(
     core.chunks.pin(tail)
     core.leases.grant(lease)
     core.timers.set(lease.expires_ns, "lease", lease.number)
+    if core.remote is not None:
+        pursuits.offer_used(core.remote, space, tail)
     if core.disk is not None:
         core.disk.asked_for(tail)
         core.chunks.offer(space, tail)

@@ -17,9 +17,9 @@ from kvserver.service.state.movers import Mover
 
 LINES_MAX = 8
 """Lines about the chunks of one job."""
-MODES: dict[str, tuple[str, ...]] = {"host": ("direct",), "disk": ("demote",)}
+MODES: dict[str, tuple[str, ...]] = {"host": ("direct",), "disk": ("demote",), "remote": ("put",)}
 GPU_MODES = ("direct", "staged", "server-gather")
-Tier = Literal["dram", "disk"]
+Tier = Literal["dram", "disk", "remote"]
 
 
 def expect(core: Core, mover: Mover) -> None:
@@ -29,6 +29,8 @@ def expect(core: Core, mover: Mover) -> None:
         core.counters.mismatched(0, tier="dram", device=_device(mover), mode=mode)
     if scrubs:
         core.counters.mismatched(0, tier="dram", device="host", mode="scrub")
+    if mover.device == "remote":
+        core.counters.mismatched(0, tier="remote", device="remote", mode="fetch")
     if mover.device == "disk" and core.disk is not None:
         for device in range(len(core.disk.devices)):
             for mode in ("promote", *scrubs):

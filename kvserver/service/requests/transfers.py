@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from kvserver.errors import DeviceError, RequestError, ResourceError
 from kvserver.index.space import ABSENT, GONE, READY, Node
-from kvserver.service.requests import admission, lookup, mismatches
+from kvserver.service.requests import admission, lookup, mismatches, pursuits
 from kvserver.service.state.caches import Cache
 from kvserver.service.state.chunk_waits import Fetch
 from kvserver.service.state.core import MILLISECOND_NS, Core
@@ -184,6 +184,8 @@ def _store_ended(core: Core, job: Job, done: Done) -> None:
         for position, part in sorted(mine, reverse=True):
             core.chunks.give_up(job.walk[position], part, job.number, reason)
     core.chunks.job_ended(job.number)
+    if core.remote is not None and kept and job.walk:
+        pursuits.offer_stored(core.remote, job.space, job.walk[-1])
     if done.status in ("failed", "invalid"):
         core.counters.add("stores")
         core.counters.add("stores_failed")

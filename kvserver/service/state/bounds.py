@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from kvserver.config.remotes import Remote
 from kvserver.service.holdings.accounts import Quota
 from kvserver.service.telling.log_sampling import Wanted
 from kvserver.wire.admin import LogLevel
@@ -72,6 +73,12 @@ class Bounds:
     """The disk mover is killed when a read or write takes longer."""
     disk_restart_ms: int = 1_000
     """Pause between two starts of the disk mover."""
+    remote: Remote | None = None
+    """The remote store; None without one."""
+    remote_patience_ms: int = 300
+    """Chunks of a prompt that have made no progress for so long are not waited for any more."""
+    remote_job_ms: int = 60_000
+    """The remote mover is killed when an order takes longer. Calls to a store end before, by their own deadlines."""
     recompute_tokens_per_s: int
     """Prefill speed of the engines. A prefix that is slower to read from disk than to compute is not offered. 0: every
     prefix is offered."""

@@ -139,6 +139,11 @@ class ClearNotes:
             self.noted.setdefault(digest, before)
             self._write(digest)
 
+    def describe_anew(self, digest: bytes) -> None:
+        """A namespace's document has changed. Devices that have one get it again."""
+        if digest in self.noted:
+            self._write(digest)
+
     def write_again(self) -> None:
         """Sends all notes that no mover has confirmed as durable."""
         for note in sorted(self.unnoted):

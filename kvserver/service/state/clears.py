@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -33,8 +34,12 @@ class Clear:
     what is on disk."""
     cut: Cut | None = None
     """The prefix that was cleared. How many chunks it had is known when they have gone."""
+    stores: set[bytes] = field(default_factory=set)
+    """Namespaces whose clear the remote store has not confirmed yet."""
     why: str = ""
-    """Why some of the notes are not durable; empty: all are."""
+    """Why some of the notes are not durable, or the remote store does not know; empty: all is well."""
+    code: Literal["disk-clear", "remote-clear"] = "disk-clear"
+    """Code of the refusal, if there is a `why`."""
 
     def await_notes(self, notes: Iterable[bytes]) -> None:
         self.left = dict.fromkeys(notes, 0)
@@ -52,6 +57,20 @@ class Clear:
         del self.left[note]
         return not self.left
 
+    def await_store(self, namespace: bytes) -> None:
+        """The remote store has to confirm that it was cleared."""
+        self.stores.add(namespace)
+
+    def store_knows(self, namespace: bytes) -> bool:
+        """The remote store has confirmed it. Returns whether all of them are confirmed."""
+        self.stores.discard(namespace)
+        return not self.stores
+
+    def leave_store(self) -> None:
+        """Waits for the remote store no more."""
+        self.stores.clear()
+        self.why, self.code = "the remote store has not confirmed it in time; it is told when it can be", "remote-clear"
+
     def fail(self, why: str) -> None:
         self.why = why
 
@@ -68,7 +87,7 @@ class Clears:
         self._timers = timers
         self._chunks = chunks
         self.waiting: list[Clear] = []
-        """Those that wait only until their chunks have left the index."""
+        """Those that wait only until their chunks have left the index, and the remote store knows."""
         self._is_asked = False
         """A GoOn is under way."""
 
@@ -76,7 +95,7 @@ class Clears:
         """Ends a clear: all its notes are durable, or it stops waiting. Without a durable note the chunks are gone from
         memory, but they may return if the whole server restarts before the devices could be told."""
         self._timers.cancel("clear", clear.number)
-        if any(space in self._chunks.forgetting for space in clear.spaces):
+        if clear.stores or any(space in self._chunks.forgetting for space in clear.spaces):
             self.waiting.append(clear)
             return
         done, why = clear.answer, clear.why
@@ -84,7 +103,7 @@ class Clears:
             self._out.answer(clear.peer, done)
             return
         self._out.log("clear not durable", ("chunks", done.chunks), ("why", why), level=logging.WARNING)
-        self._out.refuse(clear.peer, done.id, DeviceError("disk-clear", f"cleared in memory; {why}"))
+        self._out.refuse(clear.peer, done.id, DeviceError(clear.code, f"cleared in memory; {why}"))
 
     def go_on(self) -> None:
         """Forgets some more chunks of cleared namespaces."""

@@ -17,6 +17,7 @@ from kvserver.service.state.leases import Leases
 from kvserver.service.state.movers import Movers
 from kvserver.service.state.operator_state import OperatorState
 from kvserver.service.state.outbox import Outbox
+from kvserver.service.state.remote_tier import RemoteTier
 from kvserver.service.state.scrub import Scrub
 from kvserver.service.state.sessions import Session, Sessions
 from kvserver.service.telling.counters import Counters
@@ -60,6 +61,7 @@ class Core(Outbox):
         if bounds.disk_devices:
             self.disk = DiskTier(bounds, self, self.chunks, self.clears, started_ns)
             self.chunks.stand_above(self.disk.chunks)
+        self.remote = RemoteTier(bounds.remote, self, started_ns) if bounds.remote is not None else None
         self.sessions = Sessions()
         self.caches = Caches()
         self.movers = Movers()
@@ -78,6 +80,10 @@ class Core(Outbox):
         """A number that this brain gives only once; never 0."""
         self._last[kind] += 1
         return self._last[kind]
+
+    def fresh_epoch(self) -> int:
+        """A random epoch for a namespace of a remote store."""
+        return int.from_bytes(self.random_bytes(8), "big")
 
     def own_cache(self, session: Session, number: int) -> Cache:
         cache = self.caches.get(number)

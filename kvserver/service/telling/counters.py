@@ -31,7 +31,10 @@ HIT_RESULTS = ("dram", "disk")
 LOOKUP_ENDS = ("whole", "absent", "gone", "writing", "partial", "declined", "disk-away", "namespace", "recovering")
 SHORT_WHYS = tuple(why for why in get_args(Why) if why)
 MODES: tuple[str, ...] = get_args(Mode)
-IN_PARTS = ("digest_mismatches", "job_bytes_per_s", "job_seconds", "lookup_tokens_by_model", "worker_bytes")
+IN_PARTS = (
+    *("digest_mismatches", "job_bytes_per_s", "job_seconds", "lookup_tokens_by_model", "remote_failures"),
+    "worker_bytes",
+)
 """Counters that are tables of tables, shown in /metrics only."""
 
 Count = Literal[
@@ -55,6 +58,14 @@ Count = Literal[
     "ledger_damaged",
     "lookups",
     "mover_restarts",
+    "remote_dropped",
+    "remote_existed",
+    "remote_found",
+    "remote_probed",
+    "remote_read_bytes",
+    "remote_reads",
+    "remote_writes",
+    "remote_written_bytes",
     "replies_dropped",
     "retrieves",
     "sessions_closed",
@@ -137,6 +148,15 @@ class Counters:
         "mode_bytes",
         "mode_ns",
         "mover_restarts",
+        "remote_dropped",
+        "remote_existed",
+        "remote_failures",
+        "remote_found",
+        "remote_probed",
+        "remote_read_bytes",
+        "remote_reads",
+        "remote_writes",
+        "remote_written_bytes",
         "replies_dropped",
         "retrieves",
         "scrubbed_bytes",
@@ -230,6 +250,18 @@ class Counters:
         """Replies that could not be sent: the peer was gone or did not read."""
         self.mover_restarts = 0
         """Movers that were reaped; the next registration starts another."""
+        self.remote_probed = self.remote_found = 0
+        """Chunks that the remote store was asked for. Found: it had them and all before them."""
+        self.remote_reads = self.remote_read_bytes = 0
+        """Chunks read from the remote store into DRAM, and bytes of their payloads."""
+        self.remote_writes = self.remote_written_bytes = 0
+        """The same for chunks written there."""
+        self.remote_existed = 0
+        """Writes that were not needed: another server had written the chunk."""
+        self.remote_dropped = 0
+        """Times that a prefix was not written whole, because too many chunks waited."""
+        self.remote_failures: dict[tuple[str, str], int] = {}
+        """Chunks that could not be asked for, read or written, by (probe, read or write; fault)."""
         self.sessions_opened = 0
         self.sessions_closed = 0
         self.jobs = dict.fromkeys(JOB_ENDS, 0)
@@ -302,6 +334,10 @@ class Counters:
         """Counts shards with other bytes than were stored."""
         where = tier, device, mode
         self.digest_mismatches[where] = self.digest_mismatches.get(where, 0) + number
+
+    def remote_failed(self, what: Literal["probe", "read", "write"], fault: str) -> None:
+        """Counts a chunk that the remote store did not give or take."""
+        self.remote_failures[what, fault] = self.remote_failures.get((what, fault), 0) + 1
 
     def scrubbed(self, tier: Literal["dram", "disk"], count: int) -> None:
         self.scrubbed_bytes[tier] += count

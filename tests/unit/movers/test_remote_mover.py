@@ -18,6 +18,7 @@ from kvserver.movers.remote_mover import HEADS_BYTES_MAX, LEFT_OUT, RemoteMover
 from kvserver.movers.remote_store import check, open_store
 from kvserver.remote.chunk_value import Head, NamespaceName, Shard, decode, encode, head_bytes
 from kvserver.remote.store import Store
+from kvserver.transfer.native import digest_sum
 from kvserver.wire.orders import (
     ORDER_BYTES_MAX,
     Cancel,
@@ -33,7 +34,6 @@ from kvserver.wire.orders import (
     RemoteNoteWritten,
     RemoteProbed,
     Report,
-    TouchRemote,
     WriteRemoteNote,
     decode_report,
 )
@@ -58,7 +58,9 @@ class Door:
         self._end, self._its_end = pair()
         self._end.settimeout(WAIT_S)
         self._receiver = Receiver(ORDER_BYTES_MAX)
-        self._mover = RemoteMover(self._its_end, self.arena, remote)
+        self.ledger: dict[bytes, bytes] = {}
+        """Packed offset -> packed sum of what was stored there."""
+        self._mover = RemoteMover(self._its_end, self.arena, remote, lambda slot, _: self.ledger.get(slot))
         self._thread = threading.Thread(target=self._mover.run)
         self.ready: Report | None = None
 
@@ -88,7 +90,7 @@ class Door:
         return report
 
     def fill(self, seed: int, sizes: Sequence[int] = SIZES) -> Head:
-        """Lays a chunk into SLOTS; returns its head."""
+        """Stores a chunk in SLOTS; returns its head."""
         name = name_of(seed)
         shards = []
         for number, (slot, size) in enumerate(zip(SLOTS, sizes, strict=True)):
@@ -97,7 +99,11 @@ class Door:
             total = digest_of(name, shard, self.arena[slot : slot + size])
             assert total is not None
             shards.append(shard._replace(digest=total))
+            self.ledger[slots(slot)] = digest_sum(self.arena[slot : slot + size], 0, size, 0)[0].to_bytes(8, "little")
         return head_of(name, write=seed, sizes=sizes)._replace(shards=tuple(shards))
+
+    def sums_at(self, offsets: Sequence[int]) -> bytes:
+        return b"".join(self.ledger[slots(offset)] for offset in offsets)
 
     def at(self, slots: Sequence[int]) -> list[bytes]:
         return [bytes(self.arena[slot : slot + size]) for slot, size in zip(slots, SIZES, strict=True)]
@@ -131,11 +137,13 @@ def test_what_one_mover_puts_another_finds_and_fetches(remote: Remote) -> None:
         assert fault_of(one.order(PutRemote(7, encode(head), slots(*SLOTS)))) == ""
         found = other.order(asked(name_of(4).key, head.key))
         assert isinstance(found, RemoteProbed)
-        assert (found.job, found.faults, found.heads) == (1, [], [b"", encode(head)])
-        assert fault_of(other.order(FetchRemote(8, found.heads[1], slots(BACK[0], -1, BACK[2])))) == ""
+        assert (found.job, found.faults, found.heads[0]) == (1, [], b"")
+        assert decode(found.heads[1])._replace(written_s=head.written_s) == head
+        fetched = other.order(FetchRemote(8, found.heads[1], slots(BACK[0], -1, BACK[2])))
+        assert isinstance(fetched, RemoteEnded)
+        assert (fetched.fault, fetched.sums) == ("", one.sums_at(SLOTS)[:8] + one.sums_at(SLOTS)[16:])
         assert other.at(BACK)[::2] == one.at(SLOTS)[::2]
         assert not any(other.at(BACK)[1]), "a shard that is not wanted is not written"
-        assert fault_of(other.order(TouchRemote(9, found.heads[1]))) == ""
 
 
 def test_a_second_write_of_a_chunk_is_told_and_changes_nothing(remote: Remote) -> None:
@@ -154,6 +162,20 @@ def test_bytes_that_changed_in_dram_are_not_written(remote: Remote) -> None:
         head = door.fill(3)
         door.arena[SLOTS[1] + 4098] ^= 1
         assert fault_of(door.order(PutRemote(1, encode(head), slots(*SLOTS)))) == "digest"
+        found = door.order(asked(head.key))
+        assert isinstance(found, RemoteProbed)
+        assert found.heads == [b""]
+
+
+@pytest.mark.parametrize("known", [b"\xff" * 8, None], ids=["nobody summed it", "other payloads are there"])
+def test_a_chunk_without_a_sum_is_not_written(remote: Remote, known: bytes | None) -> None:
+    with Door(remote) as door:
+        head = door.fill(3)
+        if known is None:
+            del door.ledger[slots(SLOTS[1])]
+        else:
+            door.ledger[slots(SLOTS[1])] = known
+        assert fault_of(door.order(PutRemote(1, encode(head), slots(*SLOTS)))) == "unsummed"
         found = door.order(asked(head.key))
         assert isinstance(found, RemoteProbed)
         assert found.heads == [b""]
@@ -210,7 +232,7 @@ def test_a_directory_that_is_missing_fails_orders_at_once_and_is_used_when_it_is
         told = door.next()
         assert isinstance(told, RemoteIs)
         assert "no such directory" in told.problem
-        assert fault_of(door.order(TouchRemote(1, encode(door.fill(3))))) == "remote-down"
+        assert fault_of(door.order(PutRemote(1, encode(door.fill(3)), slots(*SLOTS)))) == "remote-down"
         (tmp_path / "mounted").mkdir()
         assert door.next() == RemoteIs("", [])
         assert fault_of(door.order(PutRemote(2, encode(door.fill(3)), slots(*SLOTS)))) == ""
@@ -223,7 +245,7 @@ def test_a_valkey_that_dies_is_left_alone_and_asked_again_by_itself(tmp_path: Pa
         server.kill()
         told: Report = RemoteIs("", [])
         for job in range(2, 200):
-            told = door.order(TouchRemote(job, encode(head)))
+            told = door.order(FetchRemote(job, encode(head), slots(*BACK)))
             if isinstance(told, RemoteIs):
                 break
         assert told == RemoteIs("", [f"127.0.0.1:{server.port}"])

@@ -23,15 +23,16 @@ BELOW: dict[str, str] = {
     "kvserver.service.base": "wire",
     "kvserver.service.telling": "index tiers wire",
     "kvserver.service.holdings": "service.telling index tiers transfer wire",
-    "kvserver.service.state": "service.holdings service.telling service.base index tiers transfer wire",
+    "kvserver.service.state": "service.holdings service.telling service.base index config remote tiers transfer wire",
     "kvserver.service.requests": "service.state service.holdings service.telling service.base index tiers transfer "
     "wire",
     "kvserver.service.disk": "service.requests service.state service.holdings service.base index tiers wire",
-    "kvserver.service.operators": "service.requests service.state service.base service.telling index tiers wire",
+    "kvserver.service.operators kvserver.service.remote": "service.requests service.state service.holdings "
+    "service.base service.telling index remote tiers wire",
     "kvserver.service.report kvserver.service.check": "service.operators service.state service.holdings "
     "service.telling index tiers transfer wire",
     "kvserver.service": "service.base service.telling service.state service.requests service.disk service.operators "
-    "service.report service.check wire",
+    "service.remote service.report service.check wire",
     "kvserver.movers": "config ipc remote tiers transfer wire",
     "kvserver.supervisor": "movers config ipc transfer wire",
     "kvserver.brain.http": "service.telling config wire",

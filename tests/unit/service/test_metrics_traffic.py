@@ -306,9 +306,10 @@ CONSTANT = {"build_info", "incarnation"}
 MEASURED = {"disk_write_bytes_per_second", "disk_read_bytes_per_second"}
 """Rates measured over a megabyte at least, which no rig moves at once: test_placement."""
 SCRUBBED = {"scrubbed_bytes_total", "scrub_round_seconds"}
-ELSEWHERE = SCRUBBED | {"disk_rewritten_bytes_total", "disk_stalled_seconds", "unverified_shards_total"}
-"""Metrics for scrubs, changed record sizes, stalled devices and digests: test_scrub, test_service_disk_sizes,
-test_disk_stalls, test_mismatches."""
+REMOTE = {"remote_chunk_events_total", "remote_moved_bytes_total"}
+ELSEWHERE = SCRUBBED | REMOTE | {"disk_rewritten_bytes_total", "disk_stalled_seconds", "unverified_shards_total"}
+"""Metrics for scrubs, a remote store, changed record sizes, stalled devices and digests: test_scrub, tests/sim,
+test_service_disk_sizes, test_disk_stalls, test_mismatches."""
 
 
 class Watched:

@@ -1,0 +1,33 @@
+"""Invariants of the remote tier."""
+
+from kvserver.service.state.core import Core
+from kvserver.service.state.remote_tier import QUEUE_MAX, WANTED_MAX, FetchJob, NoteJob, ProbeJob, PutJob, RemoteTier
+
+
+def fetches(core: Core) -> set[int]:
+    """Numbers of the reads that are under way: they write into slots, as stores do."""
+    jobs = core.remote.jobs.values() if core.remote is not None else ()
+    return {job.number for job in jobs if isinstance(job, FetchJob)}
+
+
+def check_remote(tier: RemoteTier) -> None:
+    """Raises AssertionError at the first violated invariant."""
+    jobs = tier.jobs.values()
+    assert tier.mover is not None or not jobs, "orders end with their mover"
+    assert tier.fetching_bytes == sum(job.bytes for job in jobs if isinstance(job, FetchJob))
+    assert tier.putting_bytes == sum(job.bytes for job in jobs if isinstance(job, PutJob))
+    notes = [job.digest for job in jobs if isinstance(job, NoteJob)]
+    assert len(set(notes)) == len(notes), "one order for a namespace's note at a time"
+    for digest, known in tier.epochs.items():
+        assert known.has_job == (digest in notes)
+        assert known.owes_clear or not known.clears, "a clear waits only for what the store does not know"
+    for (digest, key), (pursuit, position) in tier.wanted.items():
+        assert pursuit in tier.pursuits
+        assert (pursuit.space.digest, pursuit.keys[position]) == (digest, key)
+    assert len(tier.wanted) <= WANTED_MAX
+    assert len(tier.queue) <= QUEUE_MAX
+    probing = {job.pursuit for job in jobs if isinstance(job, ProbeJob)}
+    for pursuit in tier.pursuits:
+        assert pursuit.heads is not None or pursuit in probing, "what is looked for is asked for"
+        assert pursuit.heads is None or pursuit.begun <= len(pursuit.heads) == len(pursuit.keys)
+        assert pursuit.fetching == sum(isinstance(job, FetchJob) and job.pursuit is pursuit for job in jobs)

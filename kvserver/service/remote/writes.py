@@ -1,0 +1,124 @@
+"""Writes from DRAM to the remote store: which chunks, in which order, and when not.
+
+With `reuse` a chunk is written when it is found a second time, with `through` when it is stored. Parents go first,
+because a chunk without those before it is of no use to anybody. Nothing waits for a write: a chunk that could not be
+written is offered again when it is used again.
+"""
+
+from array import array
+
+from kvserver.index.eviction import REMOTE
+from kvserver.index.space import Node, Space
+from kvserver.remote.chunk_value import Head, Shard, encode, fragment_bytes_for
+from kvserver.service.requests import mismatches
+from kvserver.service.state.core import MILLISECOND_NS, Core
+from kvserver.service.state.remote_tier import QUEUE_MAX, PutJob, RemoteTier
+from kvserver.tiers.records import NO_PARENT
+from kvserver.wire.orders import PutRemote, RemoteEnded
+
+STEPS_MAX = 512
+"""Chunks that are looked at in one event."""
+PUTS_MAX = 64
+"""Writes under way, however small they are."""
+
+
+def turn(core: Core, tier: RemoteTier, now_ns: int) -> None:
+    """Orders as many writes as may be in flight."""
+    if not tier.usable:
+        return
+    if tier.used:
+        _queue_used(core, tier)
+    puts = sum(isinstance(job, PutJob) for job in tier.jobs.values()) if tier.queue else 0
+    for _ in range(STEPS_MAX):
+        if not tier.queue or puts >= PUTS_MAX:
+            return
+        node, space = next(iter(tier.queue.items()))
+        count = sum(space.parts[part].payload_bytes for part in _parts(space, node))
+        if puts and tier.putting_bytes + count > tier.remote.write_bytes_in_flight:
+            return
+        epoch = tier.epoch_of(space, now_ns)
+        if epoch is None and core.chunks.spaces.get(space.digest) is space:
+            tier.queue.move_to_end(node)
+            return  # its note is being read, or the store is away
+        del tier.queue[node]
+        if epoch is not None and _is_wanted(core, space, node):
+            _order(core, tier, space, node, epoch=epoch, count=count, now_ns=now_ns)
+            puts += 1
+        else:
+            node.unmark(REMOTE)
+
+
+def _queue_used(core: Core, tier: RemoteTier) -> None:
+    """Queues chunks of used prefixes, those in front first."""
+    steps = STEPS_MAX
+    while tier.used and steps > 0:
+        space, tail = tier.used.popleft()
+        chain: list[Node] = []
+        node: Node | None = tail
+        while node is not None and node.depth and not node.queued & REMOTE:
+            chain.append(node)
+            node = node.parent
+        steps -= 1 + len(chain)
+        if not core.chunks.serves(space, tail):
+            continue
+        for node in reversed(chain):
+            if len(tier.queue) >= QUEUE_MAX:
+                core.counters.add("remote_dropped")
+                break
+            node.mark(REMOTE)
+            tier.queue[node] = space
+
+
+def _parts(space: Space, node: Node) -> list[int]:
+    """The parts that the node has in DRAM, group after group."""
+    groups = range(len(space.geometry.groups))
+    return [part for group in groups if node.in_dram >> group & 1 for part in space.group_parts(group)]
+
+
+def _is_wanted(core: Core, space: Space, node: Node) -> bool:
+    """It is served, all that a prefix needs of it is in DRAM, and the chunk before is there or goes there."""
+    parent = node.parent
+    whole = node.in_dram & space.needed == space.needed and node.in_dram
+    above = parent is not None and (parent.depth == 0 or parent.queued & REMOTE)
+    return bool(core.chunks.serves(space, node) and whole and above)
+
+
+def _order(core: Core, tier: RemoteTier, space: Space, node: Node, *, epoch: int, count: int, now_ns: int) -> None:
+    assert node.parent is not None
+    parts = _parts(space, node)
+    rows = [space.parts[part] for part in parts]
+    shards = tuple(Shard(row.group, row.shard, row.payload_bytes, 0) for row in rows)
+    head = Head(
+        namespace=space.digest,
+        key=node.key,
+        parent=node.parent.key or NO_PARENT,
+        epoch=epoch,
+        write=core.fresh_epoch(),
+        written_s=0,
+        shards=shards,
+        fragment_bytes=fragment_bytes_for(shards),
+    )
+    job = PutJob(number=core.number("job"), space=space, node=node, group=rows[0].group, bytes=count, began_ns=now_ns)
+    core.chunks.pin(node)
+    slots = array("q", [node.slots[part] for part in parts])
+    tier.begin(job, PutRemote(job.number, encode(head), slots.tobytes()))
+    core.timers.set(now_ns + core.bounds.remote_job_ms * MILLISECOND_NS, "remote", job.number)
+
+
+def ended(core: Core, job: PutJob, report: RemoteEnded, now_ns: int) -> None:
+    """Ends a write. A chunk that was there already needs none."""
+    node, digest = job.node, job.space.digest
+    match report.fault:
+        case "":
+            core.counters.add("remote_writes")
+            core.counters.add("remote_written_bytes", job.bytes)
+        case "existed":
+            core.counters.add("remote_existed")
+        case fault:
+            node.unmark(REMOTE)
+            core.counters.remote_failed("write", fault)
+    if report.fault == "digest":
+        mismatches.tell(core, job.space, node, job.group, tier="dram", device="remote", mode="put")
+    core.chunks.unpin(job.space, node)
+    if report.fault == "digest":
+        mismatches.drop(core, digest, node, now_ns)

@@ -1,0 +1,320 @@
+"""The remote tier: its namespaces' epochs, the prompts that it looks for, its jobs, and the mover process."""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from kvserver.config.remotes import Remote
+from kvserver.index.space import Node, Space
+from kvserver.remote.chunk_value import Head
+from kvserver.remote.epoch_lease import EpochLease
+from kvserver.service.state.clears import Clear
+from kvserver.service.state.movers import Mover
+from kvserver.service.state.outbox import Outbox
+from kvserver.tiers.placement import Rate
+from kvserver.wire.messages import KEY_BYTES
+from kvserver.wire.orders import Order, RemoteIs
+
+WANTED_MAX = 1 << 16
+"""Keys that are looked for at a time."""
+PUT_ASIDE_MAX = 1 << 16
+"""Keys that are not asked for again for a while."""
+USED_MAX = 1024
+"""Used prefixes whose chunks have not been offered to be written yet."""
+QUEUE_MAX = 8192
+"""Chunks that wait to be written."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Pursuit:
+    """Chunks of a prompt that are not here, and may be in the store."""
+
+    space: Space
+    epoch: int
+    parent: bytes
+    """Key of the chunk before; empty: it begins a prompt."""
+    keys: list[bytes]
+    tenant: int
+    moved_ns: int
+    """When it last made progress."""
+    heads: list[Head] | None = None
+    """Heads of the leading chunks that are in the store; None until they are known."""
+    begun: int = 0
+    """Leading chunks whose read was ordered, or that are here."""
+    fetching: int = 0
+    """Reads under way."""
+
+    def makes_progress(self, now_ns: int) -> None:
+        self.moved_ns = now_ns
+
+    def has_heads(self, heads: list[Head]) -> None:
+        """The store has these leading chunks."""
+        self.heads = heads
+
+    def begins_next(self) -> None:
+        """The next chunk is being read, or is here."""
+        self.begun += 1
+
+    def read_begins(self) -> None:
+        self.fetching += 1
+
+    def read_ends(self) -> None:
+        self.fetching -= 1
+
+    def end_at(self, chunks: int) -> list[bytes]:
+        """No more than so many leading chunks can come. Returns the keys of the others."""
+        rest = self.keys[chunks:]
+        del self.keys[chunks:]
+        if self.heads is not None:
+            del self.heads[chunks:]
+        self.begun = min(self.begun, chunks)
+        return rest
+
+    def key_before(self, position: int) -> bytes:
+        return self.keys[position - 1] if position else self.parent
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class ProbeJob:
+    number: int
+    pursuit: Pursuit
+    began_ns: int
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class FetchJob:
+    """A read into reserved parts of a chunk. The chunk's reservation pins it, not the job."""
+
+    number: int
+    pursuit: Pursuit
+    position: int
+    node: Node
+    parts: list[int]
+    """Those that have a slot, in the order of the head."""
+    bytes: int
+    began_ns: int
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class PutJob:
+    """A write of a chunk. It pins its node."""
+
+    number: int
+    space: Space
+    node: Node
+    group: int
+    """The first of its groups, for a log line."""
+    bytes: int
+    began_ns: int
+
+    def move_to(self, space: Space) -> None:
+        """The node was cut off, and hangs in this space now."""
+        self.space = space
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class NoteJob:
+    """A namespace's note that is read or written."""
+
+    number: int
+    digest: bytes
+    kind: Literal["read", "make", "replace", "clear"]
+    epoch: int
+    """The epoch that is written; 0 of a read."""
+    began_ns: int
+
+
+RemoteJob = ProbeJob | FetchJob | PutJob | NoteJob
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class NamespaceEpoch:
+    """What is known of a namespace's epoch."""
+
+    lease: EpochLease
+    has_job: bool = False
+    """A note of it is being read or written."""
+    owes_clear: bool = False
+    """It was cleared here, and the store does not know yet."""
+    try_again_ns: int = 0
+    """No earlier than then a clear is tried again."""
+    clears: list[Clear] = field(default_factory=list)
+    """Those that wait until the store knows."""
+
+    def job_begins(self) -> None:
+        self.has_job = True
+
+    def job_ends(self) -> None:
+        self.has_job = False
+
+    def owe(self, clear: Clear | None) -> None:
+        """It was cleared here. clear: who waits for the store, if anybody does."""
+        self.owes_clear, self.try_again_ns = True, 0
+        if clear is not None:
+            self.clears.append(clear)
+
+    def not_taken(self, try_again_ns: int) -> None:
+        """The store has not taken the clear."""
+        self.try_again_ns = try_again_ns
+
+    def taken(self) -> list[Clear]:
+        """The store knows. Returns those that waited for it."""
+        self.owes_clear = False
+        waiting, self.clears = self.clears, []
+        return waiting
+
+
+class RemoteTier:
+    """Everything that exists only with a remote store."""
+
+    def __init__(self, remote: Remote, out: Outbox, now_ns: int) -> None:
+        self.remote = remote
+        self._out = out
+        self.mover: Mover | None = None
+        self.start_at_ns = now_ns
+        """The mover is started at this time."""
+        self.state = RemoteIs("", [])
+        """The state of the store, as the mover told it last."""
+        self.epochs: dict[bytes, NamespaceEpoch] = {}
+        """Namespace -> what is known of its epoch."""
+        self.pursuits: OrderedDict[Pursuit, None] = OrderedDict()
+        self.wanted: dict[tuple[bytes, bytes], tuple[Pursuit, int]] = {}
+        """(namespace, key) -> the pursuit that looks for it, and its position there."""
+        self.put_aside: OrderedDict[tuple[bytes, bytes], int] = OrderedDict()
+        """(namespace, key) -> until when (ns) it is not asked for: it was not there, or could not be read."""
+        self.used: deque[tuple[Space, Node]] = deque(maxlen=USED_MAX)
+        """Last chunks of prefixes that were used or stored, and may have to be written."""
+        self.queue: OrderedDict[Node, Space] = OrderedDict()
+        """Chunks that wait to be written, parents first."""
+        self.jobs: dict[int, RemoteJob] = {}
+        self.fetching_bytes = self.putting_bytes = 0
+        """Bytes that are being read and written."""
+        self.reads = Rate()
+
+    # ---------------------------------------------------------------- the mover
+
+    def mover_started(self, mover: Mover) -> None:
+        self.mover = mover
+
+    def mover_ended(self, start_at_ns: int) -> None:
+        """It has been reaped. start_at_ns: when the next one is started."""
+        self.mover, self.start_at_ns = None, start_at_ns
+        self.state = RemoteIs("", [])
+
+    @property
+    def usable(self) -> bool:
+        """The mover takes orders, and the store is open."""
+        return self.mover is not None and self.mover.state == "ready" and not self.state.problem
+
+    @property
+    def ready(self) -> bool:
+        """The mover takes orders."""
+        return self.mover is not None and self.mover.state == "ready"
+
+    def says(self, state: RemoteIs) -> None:
+        self.state = state
+
+    # ---------------------------------------------------------------- jobs
+
+    def begin(self, job: RemoteJob, order: Order) -> None:
+        """Gives the mover an order."""
+        assert self.mover is not None
+        self.jobs[job.number] = job
+        match job:
+            case FetchJob():
+                job.pursuit.read_begins()
+                self.fetching_bytes += job.bytes
+                self.reads.began(job.began_ns)
+            case PutJob():
+                self.putting_bytes += job.bytes
+            case NoteJob():
+                self.epochs[job.digest].job_begins()
+        self._out.instruct(self.mover, order)
+
+    def end(self, job: RemoteJob, now_ns: int, *, moved: bool = False) -> None:
+        """A job has ended. moved: its bytes have arrived."""
+        del self.jobs[job.number]
+        match job:
+            case FetchJob():
+                job.pursuit.read_ends()
+                self.fetching_bytes -= job.bytes
+                self.reads.ended(job.bytes if moved else 0, now_ns)
+            case PutJob():
+                self.putting_bytes -= job.bytes
+            case NoteJob() if job.digest in self.epochs:
+                self.epochs[job.digest].job_ends()
+
+    # ---------------------------------------------------------------- epochs
+
+    def uses(self, digest: bytes, last_seen: int | None, fresh: Callable[[], int]) -> NamespaceEpoch:
+        """A namespace is used from now on. last_seen: the epoch of our own chunks. fresh: makes a random one."""
+        known = self.epochs[digest] = NamespaceEpoch(lease=EpochLease(last_seen=last_seen, fresh=fresh))
+        return known
+
+    def forget(self, digest: bytes) -> None:
+        """A namespace is not used any more."""
+        del self.epochs[digest]
+
+    def epoch_of(self, space: Space, now_ns: int) -> int | None:
+        """The epoch whose chunks may be used now; None if none may be."""
+        known = self.epochs.get(space.digest)
+        return None if known is None or known.owes_clear else known.lease.epoch(now_ns / 1e9)
+
+    def owe_clear(self, digest: bytes, clear: Clear | None, fresh: Callable[[], int]) -> None:
+        """A namespace was cleared here: the store is to get a new epoch, and whoever waits in `clear` is told then."""
+        known = self.epochs.get(digest) or self.uses(digest, None, fresh)
+        known.owe(clear)
+        if clear is not None:
+            clear.await_store(digest)
+
+    @property
+    def clears_owed(self) -> int:
+        """Namespaces that were cleared here, and the store does not know yet."""
+        return sum(known.owes_clear for known in self.epochs.values())
+
+    def give_up_clear(self, number: int) -> Clear | None:
+        """A clear waits no longer. The store is told all the same, when it can be."""
+        found = None
+        for known in self.epochs.values():
+            for clear in [clear for clear in known.clears if clear.number == number]:
+                known.clears.remove(clear)
+                found = clear
+        return found
+
+    # ---------------------------------------------------------------- pursuits
+
+    def pursue(self, pursuit: Pursuit) -> None:
+        self.pursuits[pursuit] = None
+        for position, key in enumerate(pursuit.keys):
+            self.wanted[pursuit.space.digest, key] = pursuit, position
+
+    def shorten(self, pursuit: Pursuit, chunks: int) -> None:
+        """No more than so many leading chunks can come."""
+        for position, key in enumerate(pursuit.end_at(chunks), chunks):
+            if self.wanted.get((pursuit.space.digest, key)) == (pursuit, position):
+                del self.wanted[pursuit.space.digest, key]
+
+    def drop(self, pursuit: Pursuit) -> None:
+        """Nothing of it is looked for any more. Reads under way bring their chunks all the same."""
+        self.shorten(pursuit, 0)
+        self.pursuits.pop(pursuit, None)
+
+    def set_aside(self, digest: bytes, key: bytes, until_ns: int) -> None:
+        """The key is not asked for until then."""
+        self.put_aside[digest, key] = until_ns
+        self.put_aside.move_to_end((digest, key))
+        if len(self.put_aside) > PUT_ASIDE_MAX:
+            self.put_aside.popitem(last=False)
+
+    def is_put_aside(self, digest: bytes, key: bytes, now_ns: int) -> bool:
+        until_ns = self.put_aside.get((digest, key))
+        if until_ns is not None and until_ns <= now_ns:
+            del self.put_aside[digest, key]
+            return False
+        return until_ns is not None
+
+
+def split(keys: bytes) -> list[bytes]:
+    """Packed keys, one by one."""
+    return [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]

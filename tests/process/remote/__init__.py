@@ -1,0 +1,1 @@
+"""Servers that share a remote store: real processes, real stores."""

@@ -1,0 +1,138 @@
+"""Two servers with one store: what an engine of one stores, an engine of the other gets, byte for byte."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.process.engine import Engine, prompt
+from tests.process.harness import Server, resume, stop, until
+from tests.rigs.valkey_server import ValkeyServer
+
+CHUNKS = 7
+
+
+@pytest.fixture(params=["directory", "valkey"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "directory":
+        yield f"file://{tmp_path}"
+        return
+    with ValkeyServer() as valkey:
+        yield f"valkey://127.0.0.1:{valkey.port}"
+
+
+def server_of(url: str, **options: object) -> Server:
+    given = {"tokens_min": 0, **options}
+    return Server(remotes=f"fleet={url}?" + "&".join(f"{key}={value}" for key, value in given.items()))
+
+
+@contextmanager
+def machines(url: str, write: str = "reuse") -> Iterator[tuple[Server, Engine, Server, Engine]]:
+    """Two servers that share a store, each with an engine."""
+    with (
+        server_of(url, write=write) as one,
+        server_of(url, write=write) as other,
+        Engine(one.path).ready() as first,
+        Engine(other.path).ready() as second,
+    ):
+        yield one, first, other, second
+
+
+def counted(server: Server, name: str) -> int:
+    found = server.status().counters[name]
+    assert isinstance(found, int)
+    return found
+
+
+def test_a_prompt_that_was_used_twice_on_one_server_comes_back_on_the_other(url: str) -> None:
+    story = prompt(3, CHUNKS)
+    with machines(url) as (one, first, other, second):
+        assert first.store(story).chunks == CHUNKS
+        assert first.retrieve(story) == CHUNKS
+        until("the chunks to be in the store", lambda: counted(one, "remote_writes") == CHUNKS)
+        until("the chunks to come", lambda: second.lookup(story).chunks == CHUNKS)
+        assert second.retrieve(story) == CHUNKS
+        assert counted(other, "remote_reads") == CHUNKS
+        assert counted(other, "remote_writes") == 0, "what came from the store is not written there again"
+
+
+def test_a_lookup_says_that_more_may_come_and_does_not_wait(url: str) -> None:
+    story = prompt(4, CHUNKS)
+    with machines(url, write="through") as (one, first, _, second):
+        first.store(story)
+        until("the chunks to be in the store", lambda: counted(one, "remote_writes") == CHUNKS)
+        second.store(story.head(2))
+        until("the epoch to be known", lambda: second.lookup(story).coming == CHUNKS - 2)
+        until("the chunks to come", lambda: second.lookup(story).chunks == CHUNKS)
+        assert second.lookup(story).coming == 0
+        assert second.retrieve(story) == CHUNKS
+
+
+def test_a_clear_on_one_server_reaches_the_other(url: str) -> None:
+    story, later = prompt(5, CHUNKS), prompt(6, CHUNKS - 2)
+    with machines(url, write="through") as (one, first, other, second):
+        first.store(story)
+        until("the chunks to be in the store", lambda: counted(one, "remote_writes") == CHUNKS)
+        until("the chunks to come", lambda: second.lookup(story).chunks == CHUNKS)
+        assert first.client.clear(first.namespace) == CHUNKS
+        until("the copies of the other server to go", lambda: second.lookup(story).chunks == 0)
+        assert "namespace cleared elsewhere" in other.log()
+        second.store(later)
+        until("what was stored since to come", lambda: first.lookup(later).chunks == CHUNKS - 2)
+        assert first.retrieve(later) == CHUNKS - 2
+        assert first.retrieve(story) == 0
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["stopped", "killed"])
+def test_a_brain_that_missed_a_clear_drops_what_was_cleared(url: str, dies: bool) -> None:
+    story = prompt(7, CHUNKS)
+    with machines(url, write="through") as (_, first, other, second):
+        first.store(story)
+        until("the chunks to come", lambda: second.lookup(story).chunks == CHUNKS)
+        brain = other.brain_pid()
+        stop(brain)
+        assert first.client.clear(first.namespace) == CHUNKS
+        if dies:
+            os.kill(brain, signal.SIGKILL)
+        resume(brain)
+        until("the clear to be heard of", lambda: "namespace cleared elsewhere" in other.log())
+        assert second.lookup(story).chunks == 0
+
+
+def test_a_store_that_stops_answering_delays_no_lookup_and_is_used_again() -> None:
+    stories = [prompt(seed, CHUNKS) for seed in range(10, 14)]
+    with ValkeyServer() as valkey:
+        url = f"valkey://127.0.0.1:{valkey.port}"
+        with machines(url, write="through") as (one, first, _, second):
+            for story in stories[:2]:
+                first.store(story)
+            until("the chunks to be in the store", lambda: counted(one, "remote_writes") == 2 * CHUNKS)
+            until("the chunks to come", lambda: second.lookup(stories[0]).chunks == CHUNKS)
+            valkey.stop()
+            first.store(stories[2])
+            assert first.retrieve(stories[2]) == CHUNKS, "what is here is served"
+            until("nothing to be waited for", lambda: second.lookup(stories[1]).coming == 0)
+            assert second.lookup(stories[1]).chunks == 0
+            assert second.retrieve(stories[0]) == CHUNKS
+            valkey.go_on()
+            until("the chunks to come", lambda: second.lookup(stories[1]).chunks == CHUNKS)
+            assert second.retrieve(stories[1]) == CHUNKS
+            first.store(stories[3])
+            until("writes to go on", lambda: second.lookup(stories[3]).chunks == CHUNKS)
+
+
+def test_a_mover_that_dies_loses_nothing_and_comes_back(url: str) -> None:
+    story, later = prompt(8, CHUNKS), prompt(9, CHUNKS)
+    with machines(url, write="through") as (_, first, other, second):
+        first.store(story)
+        until("the chunks to come", lambda: second.lookup(story).chunks == CHUNKS)
+        mover = next(mover.pid for mover in other.status().movers if mover.device == "remote")
+        os.kill(mover, signal.SIGKILL)
+        until("the mover to be gone", lambda: "mover gone" in other.log())
+        assert second.retrieve(story) == CHUNKS
+        first.store(later)
+        until("the chunks to come", lambda: second.lookup(later).chunks == CHUNKS)
+        assert second.retrieve(later) == CHUNKS
