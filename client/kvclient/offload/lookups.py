@@ -84,7 +84,8 @@ class Lookups:
         # An answer to a lookup ahead may be old when match() first sees it, so it is believed only from asked_s on.
         until_s = lookup.asked_s + self._options.moment_s if lookup.is_ahead else None
         wanted_min = lookup.chunks_wanted_min
-        self.set_answer(it, Answer(found.chunks, found.lease, lookup.chunks, wanted_min, found.why, until_s))
+        answer = Answer(found.chunks, found.lease, lookup.chunks, wanted_min, found.why, until_s, found.coming)
+        self.set_answer(it, answer)
         return it
 
     @staticmethod

@@ -44,6 +44,8 @@ class Answer:
     why: str = ""
     believed_until_s: float | None = None
     """None until a match() that waited for the answer has seen it."""
+    coming: int = 0
+    """Chunks after those found that may come from a remote store."""
     is_told: bool = False
     """match() has returned 0 because of this answer."""
 
@@ -84,6 +86,10 @@ class Request:
     """Bits of the chunks that leases of this wait had read from disk. See tiers.py."""
     queued_s: float | None = None
     """Time since when the request waits for its turn to retrieve."""
+    coming_until_s: float | None = None
+    """Until when it waits for chunks of a remote store. None: it has not begun to."""
+    ask_again_s: float = 0.0
+    """No earlier than then it asks again for what comes."""
     retrieve: int = 0
     """Number of its retrieve, while RETRIEVING."""
     is_barred: bool = False

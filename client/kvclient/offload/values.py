@@ -56,6 +56,10 @@ class Options:
     reads them from disk."""
     retrieve_wait_s: float = 1.0
     """How long a request waits for its turn if retrieves_max are in flight. Then it computes."""
+    coming_wait_s: float = 0.0
+    """How long a request waits for chunks that come from a remote store. It asks again meanwhile. 0: it computes."""
+    coming_pause_s: float = 0.005
+    """Time between two such lookups."""
     retrieves_max: int = 32
     stores_max: int = 16
     store_chunks_max: int = 2048
@@ -65,7 +69,10 @@ class Options:
         for name in ("chunk_tokens", "ranks", "retrieves_max", "stores_max", "store_chunks_max"):
             if getattr(self, name) < 1:
                 raise RequestError("options", f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("lookup_deadline_s", "lease_spare_s", "retrieve_wait_s", "retrieve_tokens_min", "ahead_max"):
+        for name in (
+            *("lookup_deadline_s", "lease_spare_s", "retrieve_wait_s", "retrieve_tokens_min", "ahead_max"),
+            *("coming_wait_s", "coming_pause_s"),
+        ):
             if not getattr(self, name) >= 0:
                 raise RequestError("options", f"{name}={getattr(self, name)} must not be negative")
         if not self.moment_s > 0:

@@ -34,6 +34,8 @@ from kvserver.wire.messages import KEY_BYTES
 
 log = logging.getLogger("vllm.kvserver.scheduler")
 
+PAUSE_S = 0.002
+"""What an idle engine waits before it asks again for chunks that come from a remote store."""
 ASKED_EACH_STEP = 4
 """Lookups per step for requests that are not matched yet. Each costs the step about 50 us."""
 
@@ -403,6 +405,8 @@ class Scheduler:
                 break
             tokens = self._match(request, hbm_tokens)
             self._exchange.send()
+        if tokens is None and not self._computing and self._offload.awaits_more(request.request_id, time.monotonic()):
+            time.sleep(PAUSE_S)  # an engine without work would ask again at once
         return tokens
 
     @property

@@ -239,6 +239,7 @@ HANDS_OVER = ("scheduler.step", "worker.take_ended", "client.retrieve", "client.
 NEVER_CALLED = {
     f"decisions.{name}"
     for name in (
+        "awaits_more",
         "begin_unkeyed",
         "extend",
         "handoff",
