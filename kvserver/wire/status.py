@@ -82,6 +82,33 @@ class DiskStatus(msgspec.Struct, frozen=True, kw_only=True):
     read_bytes_per_s: float
 
 
+class RemoteStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The remote store."""
+
+    name: str
+    url: str
+    usable: bool
+    """Its mover runs, and the store is open."""
+    problem: str = ""
+    """Why the store cannot be opened; empty if it is."""
+    nodes_left_alone: list[str] = []
+    """Nodes that do not answer. They are asked again by themselves."""
+    namespaces: int
+    """Namespaces in use, as is the next."""
+    namespaces_known: int
+    """Whose note is known, so that their chunks may be used."""
+    looked_for: int
+    """Prompts whose chunks are looked for or read now."""
+    queued_chunks: int
+    """Waiting to be written."""
+    reading_bytes: int
+    writing_bytes: int
+    read_bytes_per_s: float
+    """As measured; 0 until then."""
+    clears_owed: int
+    """Namespaces that were cleared here, and the store does not know yet."""
+
+
 class TenantStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Slot bytes in the arena and extents on disk of one tenant with a quota; `default` is everybody else."""
 
@@ -216,6 +243,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     disk_state: str = ""
     """Empty without a disk tier; away: its mover does not run; recovering: what is on disk is being taken into the
     index, and nothing is written yet; ready."""
+    remote: RemoteStatus | None = None
+    """The remote store; None without one."""
     disk_problem: str = ""
     """Why no disk can be used, while DRAM works as ever; empty while one can, and without a disk tier."""
     slot_sizes: list[SlotSize]

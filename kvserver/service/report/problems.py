@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from kvserver.service.telling.counters import Counters
 from kvserver.tiers.placement import STALLED_NS
 from kvserver.wire.orders import WARNING_FACT, DrainState
-from kvserver.wire.status import ArenaStatus, DiskStatus, MoverStatus, TenantStatus
+from kvserver.wire.status import ArenaStatus, DiskStatus, MoverStatus, RemoteStatus, TenantStatus
 
 BAD_RECORDS = ("io", "checksum", "stale", "short", "lost")
 """Faults of a disk's records. `cancelled` is not one of them."""
@@ -33,6 +33,7 @@ def warnings(
     digests: bool,
     drain: DrainState,
     drain_waits: str,
+    remote: RemoteStatus | None = None,
 ) -> list[str]:
     """Warnings, worst first; empty when nobody needs to act. clears_owed: cleared namespaces and prefixes that no disk
     could note. drain, drain_waits: those of the whole server, as in Status."""
@@ -41,6 +42,7 @@ def warnings(
         *_of_movers(movers),
         *_of_clears(clears_owed),
         *_of_disks(disks, disk_problem),
+        *of_remote(remote),
         *_of_arena(arena),
         *_of_drain(drain, drain_waits),
     ]
@@ -88,6 +90,21 @@ def _of_disks(disks: Sequence[DiskStatus], disk_problem: str) -> Iterator[str]:
         elif disk.stalled_s * 1e9 >= STALLED_NS:
             why = STALLS.get(disk.stalled_why, disk.stalled_why)
             yield f"disk {disk.device} has taken nothing for {disk.stalled_s:.0f} s although writes wait: {why}"
+
+
+def of_remote(remote: RemoteStatus | None) -> Iterator[str]:
+    if remote is None:
+        return
+    if remote.problem:
+        yield f"the remote store {remote.name} is not used: {remote.problem}"
+    elif not remote.usable:
+        yield f"the remote store {remote.name} is not used: its mover does not run"
+    elif remote.nodes_left_alone:
+        yield f"the remote store {remote.name} does not answer at {', '.join(remote.nodes_left_alone)}"
+    elif remote.namespaces_known < remote.namespaces:
+        yield f"the remote store {remote.name} has not told which chunks count, in some namespaces"
+    if remote.clears_owed:
+        yield f"{remote.clears_owed} clears are not known to the remote store yet: other servers may have those chunks"
 
 
 def _of_arena(arena: ArenaStatus) -> Iterator[str]:

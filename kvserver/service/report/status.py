@@ -9,6 +9,7 @@ from kvserver.service.report import problems
 from kvserver.service.state.core import Core
 from kvserver.service.state.devices import Device
 from kvserver.service.state.disk_tier import DiskTier
+from kvserver.service.state.remote_tier import RemoteTier
 from kvserver.service.telling.reuse import WINDOWS_HOURS, Ratios
 from kvserver.transfer.layout import Layout
 from kvserver.wire.admin import RELOADABLE
@@ -21,6 +22,7 @@ from kvserver.wire.status import (
     GroupStatus,
     HoldStatus,
     MoverStatus,
+    RemoteStatus,
     SessionStatus,
     SlotSize,
     Status,
@@ -39,6 +41,7 @@ def status(core: Core, now_ns: int) -> Status:
     disk_problem = problems.disk_problem(disks, disk_state)
     uptime_s = (now_ns - core.started_ns) / 1e9
     ratios = core.reuse.ratios()
+    remote = _remote(core.remote, now_ns) if core.remote is not None else None
     return Status(
         server=core.server,
         incarnation=core.incarnation,
@@ -87,7 +90,9 @@ def status(core: Core, now_ns: int) -> Status:
             clears_owed=len(core.disk.notes.owed) if core.disk is not None else 0,
             drain=drain,
             drain_waits=drain_waits,
+            remote=remote,
         ),
+        remote=remote,
         troubles=problems.troubles(core.counters, tenants),
         counters=core.counters.totals(),
     )
@@ -104,6 +109,25 @@ def _arena(core: Core) -> ArenaStatus:
         slabs_ready=pool.slabs_ready,
         problem=core.arena_problem,
         placement=core.arena_placement,
+    )
+
+
+def _remote(tier: RemoteTier, now_ns: int) -> RemoteStatus:
+    known = [epoch.lease.epoch(now_ns / 1e9) is not None for epoch in tier.epochs.values()]
+    return RemoteStatus(
+        name=tier.remote.name,
+        url=tier.remote.url,
+        usable=tier.usable,
+        problem=tier.state.problem,
+        nodes_left_alone=tier.state.nodes_left_alone,
+        namespaces=len(known),
+        namespaces_known=sum(known),
+        looked_for=len(tier.pursuits),
+        queued_chunks=len(tier.queue),
+        reading_bytes=tier.fetching_bytes,
+        writing_bytes=tier.putting_bytes,
+        read_bytes_per_s=tier.reads.bytes_per_s if tier.reads.measured else 0.0,
+        clears_owed=tier.clears_owed,
     )
 
 

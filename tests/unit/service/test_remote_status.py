@@ -1,0 +1,64 @@
+"""What status says of a remote store, and what it warns of."""
+
+import pytest
+from msgspec.structs import replace
+
+from kvserver.config.remotes import parse
+from kvserver.service.base.events import MoverGone, Reported, Tick
+from kvserver.service.report import problems
+from kvserver.wire.orders import Ready, RemoteIs, StartMover
+from kvserver.wire.status import RemoteStatus, Status
+from tests.rigs.brain_rig import Rig
+
+FINE = RemoteStatus(
+    name="fleet",
+    url="valkey://10.0.0.7",
+    usable=True,
+    namespaces=3,
+    namespaces_known=3,
+    looked_for=0,
+    queued_chunks=0,
+    reading_bytes=0,
+    writing_bytes=0,
+    read_bytes_per_s=0.0,
+    clears_owed=0,
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"problem": "no such directory", "usable": False}, "the remote store fleet is not used: no such directory"),
+        ({"usable": False}, "the remote store fleet is not used: its mover does not run"),
+        ({"nodes_left_alone": ["a:1", "b:2"]}, "the remote store fleet does not answer at a:1, b:2"),
+        ({"namespaces_known": 2}, "the remote store fleet has not told which chunks count, in some namespaces"),
+        ({"clears_owed": 5}, "5 clears are not known to the remote store yet: other servers may have those chunks"),
+    ],
+)
+def test_a_warning_says_what_is_wrong_with_the_store(changes: dict[str, object], said: str) -> None:
+    assert list(problems.of_remote(replace(FINE, **changes))) == [said]
+
+
+def test_a_store_that_works_is_no_warning_and_neither_is_none() -> None:
+    assert list(problems.of_remote(FINE)) == list(problems.of_remote(None)) == []
+
+
+def test_status_follows_the_mover_of_the_store() -> None:
+    rig = Rig(remote=parse("fleet=file:///mnt/kv")[0])
+
+    def status() -> RemoteStatus:
+        document: Status = rig.service.status(rig.now_ns)
+        assert document.remote is not None
+        return document.remote
+
+    assert (status().name, status().url, status().usable) == ("fleet", "file:///mnt/kv", False)
+    wishes = [effect.wish for effect in rig.service.handle(Tick(), rig.now_ns) if hasattr(effect, "wish")]
+    (mover,) = [wish.mover for wish in wishes if isinstance(wish, StartMover) and wish.device == "remote"]
+    rig.service.handle(Reported(mover, Ready(1, "file", [])), rig.now_ns)
+    assert status().usable
+    rig.service.handle(Reported(mover, RemoteIs("it is not mounted", [])), rig.now_ns)
+    assert (status().usable, status().problem) == (False, "it is not mounted")
+    rig.service.handle(Reported(mover, RemoteIs("", ["n:1"])), rig.now_ns)
+    assert (status().usable, status().nodes_left_alone) == (True, ["n:1"])
+    rig.service.handle(MoverGone(mover, "signal 9"), rig.now_ns)
+    assert not status().usable
