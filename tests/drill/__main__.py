@@ -1,17 +1,25 @@
-"""`python -m tests.drill [service cuts digests offload client device] [--only WORDS]`
+"""`python -m tests.drill [service cuts digests remote offload client device] [--only WORDS]`
 
 Exit status 1 when a bug survives or is stale.
 Without a name, all but device: that one builds the native module for each of its bugs. --stale only looks which bugs
-no longer fit the code, of all six; it takes a second."""
+no longer fit the code, of all seven; it takes a second."""
 
 import argparse
 import sys
 
-from tests.drill import client, cuts, device, digests, offload, service
+from tests.drill import client, cuts, device, digests, offload, remote, service
 from tests.drill.bugs import Bug, change_of
 from tests.drill.report import try_all
 
-DRILLS = {"service": service, "cuts": cuts, "digests": digests, "offload": offload, "client": client, "device": device}
+DRILLS = {
+    "service": service,
+    "cuts": cuts,
+    "digests": digests,
+    "remote": remote,
+    "offload": offload,
+    "client": client,
+    "device": device,
+}
 
 
 def main() -> int:
@@ -21,7 +29,9 @@ def main() -> int:
     parser.add_argument("--stale", action="store_true")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
-    names = options.drills or (DRILLS if options.stale else ("service", "cuts", "digests", "offload", "client"))
+    names = options.drills or (
+        DRILLS if options.stale else ("service", "cuts", "digests", "remote", "offload", "client")
+    )
     notices = {
         bug: DRILLS[name].notice
         for name in names

@@ -7,7 +7,7 @@ digests are in the head.
 """
 
 from array import array
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Literal
@@ -73,6 +73,10 @@ class Store:
         """Namespaces whose note cannot be read."""
         self.was_epoch: dict[bytes, set[int]] = {}
         """Namespace -> epochs that its note has had before. None of them comes back."""
+        self.notes_written: Counter[bytes] = Counter()
+        """Namespace -> how often its note has got an epoch."""
+        self._asked: dict[tuple[int, int], tuple[bytes, int]] = {}
+        """(peer, request) of a Clear -> its namespace, and `notes_written` of it when it was asked for."""
         self.is_down = False
         self.fault_share = self.rng.choice((0.0, 0.05, 0.3))
         self._world = world
@@ -93,7 +97,17 @@ class Store:
         if epoch in self.was_epoch.get(digest, ()):
             raise Wrong(f"epoch {epoch} of a cleared namespace came back")
         self.epochs[digest] = epoch
+        self.notes_written[digest] += 1
         self.damaged.discard(digest)
+
+    def clear_comes(self, peer: int, request: int, digest: bytes) -> None:
+        self._asked[peer, request] = digest, self.notes_written[digest]
+
+    def clear_is_answered(self, peer: int, request: int) -> None:
+        """Who cleared a namespace is told that it is done only when its note has another epoch."""
+        digest, written = self._asked.pop((peer, request), (b"", -1))
+        if digest and self.notes_written[digest] == written:
+            raise Wrong("who cleared a namespace was answered, and the remote store does not know of it")
 
     def act(self) -> None:
         """One act of other servers, or of the store itself."""

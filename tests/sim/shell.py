@@ -182,6 +182,7 @@ class Shell:
                 readable=service_view.disk_readable(self.service),
                 recovered=service_view.disk_recovered(self.service),
             )
+        self._note_clear(event)
         may_lose = self._may_lose(event)
         namespaces = service_view.namespaces(self.service) if isinstance(event, Arrived) else []
         due = self._to_be_sealed(event)
@@ -243,6 +244,18 @@ class Shell:
         unknown = service_view.leases(self.service) - self.promises.leases.keys()
         if unknown:
             raise Wrong(f"leases {sorted(unknown)} were never granted, or are over")
+
+    def _note_clear(self, event: Event) -> None:
+        """The remote store is to know of the Clear of a namespace or a prefix before it is answered."""
+        if self._world.swarm.bounds.remote is None:
+            return
+        match event:
+            case Arrived(peer, Clear(number, namespace)):
+                self._world.store.clear_comes(peer, number, namespace)
+            case Commanded(peer, _, ClearNamespace(namespace) | NewWeights(namespace=namespace)):
+                self._world.store.clear_comes(peer, COMMAND_ID, namespace)
+            case _:
+                pass
 
     def _dropped(self, effects: list[Effect]) -> list[bytes]:
         """Namespaces that are dropped because another server has cleared them."""
@@ -485,6 +498,8 @@ class Shell:
                 self._world.counts[f"why {reply.why}"] += 1
         request = self.promises.answered(peer, reply, self._world.now_ns)
         if not isinstance(reply, Error):
+            if isinstance(request, Clear | ClearNamespace | NewWeights):
+                self._world.store.clear_is_answered(peer, reply.id)
             match request:
                 case ClearNamespace(_, key) if key:
                     self.promises.check_prefix_gone(peer)

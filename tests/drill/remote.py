@@ -1,0 +1,108 @@
+"""Deliberate bugs in the use of a remote store. The simulator is asked first, then tests with two servers."""
+
+from tests.drill import service
+from tests.drill.bugs import Bug
+from tests.drill.copies import Copy, noticed_by
+from tests.drill.service import REQUESTS, SERVICE, STATE
+
+REMOTE = f"{SERVICE}/remote"
+READS, EPOCHS, WRITES = f"{REMOTE}/reads.py", f"{REMOTE}/epochs.py", f"{REMOTE}/writes.py"
+OWN_TESTS = (
+    *("tests/unit/service/test_remote_reads.py", "tests/unit/service/test_remote_status.py"),
+    *("tests/unit/remote/test_epoch_lease.py", "tests/process/remote"),
+)
+
+
+def notice(bug: Bug) -> str:
+    return noticed_by(bug, hunt)
+
+
+def hunt(copy: Copy) -> str:
+    found = copy.failing_seed("tests.sim", seed0=service.SEED0, seeds=service.SEEDS, events=service.EVENTS)
+    return found or copy.failing_test(OWN_TESTS)
+
+
+BUGS = (
+    Bug(
+        "P1",
+        "a chunk is sealed although its epoch does not count any more",
+        READS,
+        r'fault = report\.fault or \("" if [^\n]*',
+        "fault = report.fault",
+    ),
+    Bug(
+        "P1",
+        "a prefix with a hole is read",
+        READS,
+        r"(core\.counters\.remote_failed\(\"probe\", fault\)) break",
+        r"\1\n            continue",
+    ),
+    Bug("P1", "a head of another chunk is believed", READS, r"!= name or groups_of", "!= (name and ()) and groups_of"),
+    Bug(
+        "P1",
+        "a shard of another size is read",
+        READS,
+        r"or space\.parts\[part\]\.payload_bytes != shard\.payload_bytes",
+        "",
+    ),
+    Bug("P1", "a group is read of which a shard is missing", READS, r"if any\(part not in told [^\n]*", "if False:"),
+    Bug(
+        "P1",
+        "a chunk is read without a group that a prefix needs",
+        READS,
+        r"return groups if groups & space\.needed == space\.needed else None",
+        "return groups",
+    ),
+    Bug(
+        "P1",
+        "a slot is given back while the mover may still fill it",
+        f"{REMOTE}/mover.py",
+        r"(def overdue[^\n]*\n[^\n]*\n)",
+        r"\1    gone(core, tier, 0)\n",
+    ),
+    Bug(
+        "P8",
+        "own copies stay when another server has cleared the namespace",
+        EPOCHS,
+        r"clear_namespaces\.forget\(core, \[digest\]\)",
+        "pass",
+    ),
+    Bug(
+        "P8",
+        "records on disk stay when another server has cleared the namespace",
+        EPOCHS,
+        r"core\.disk\.void\(digest\)",
+        "pass",
+    ),
+    Bug("P8", "a Clear is answered before the store knows", f"{STATE}/clears.py", r"if clear\.stores or any", "if any"),
+    Bug(
+        "P8",
+        "chunks of the store are used while a Clear is owed",
+        f"{STATE}/remote_tier.py",
+        r"None if known is None or known\.owes_clear else",
+        "None if known is None else",
+    ),
+    Bug(
+        "P8",
+        "the next brain does not know to which epoch its chunks belong",
+        EPOCHS,
+        r"core\.emit\(PutNamespace[^\n]*",
+        "pass",
+    ),
+    Bug(
+        "P8",
+        "a Clear that failed is not tried again",
+        EPOCHS,
+        r"if known\.owes_clear:",
+        "if known.owes_clear and not known.try_again_ns:",
+    ),
+    Bug("P1", "a write keeps no pin on its chunk", WRITES, r"core\.chunks\.pin\(node\)", "pass"),
+    Bug("P1", "a chunk that was found wrong stays", WRITES, r"mismatches\.drop\(core, digest, node, now_ns\)", "pass"),
+    Bug(
+        "P3",
+        "a lookup says that more comes although nothing moves",
+        f"{REQUESTS}/pursuits.py",
+        r"pursuit is None or now_ns - pursuit\.moved_ns >= [^\n]*",
+        "pursuit is None:",
+    ),
+)

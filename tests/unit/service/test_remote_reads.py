@@ -1,0 +1,167 @@
+"""Which heads of a remote store a server takes, and how long a lookup says that more may come."""
+
+import struct
+from typing import TypeVar
+
+import pytest
+
+from kvserver.config.remotes import parse
+from kvserver.index.space import Space
+from kvserver.remote.chunk_value import Head, Shard, decode, encode
+from kvserver.service.base.events import Tick
+from kvserver.service.remote.reads import ABSENT_MS, groups_of
+from kvserver.tiers.records import NO_PARENT
+from kvserver.tiers.slots import slot_bytes_for
+from kvserver.transfer.layout import Geometry, GroupGeometry
+from kvserver.wire.messages import KEY_BYTES
+from kvserver.wire.orders import FetchRemote, ProbeRemote, ReadRemoteNote, RemoteEnded, RemoteNoteRead, RemoteProbed
+from tests.rigs.brain_rig import CHUNK_TOKENS, NAMESPACE, Client, Rig, chain, key
+
+SIZES = {(0, 0): 7001, (0, 1): 7003, (1, 0): 901}
+"""(group, shard) -> bytes. Group 0 is full, group 1 a window."""
+EPOCH = 77
+NUMBER = struct.Struct("<Q")
+T = TypeVar("T")
+
+
+def space() -> Space:
+    groups = (GroupGeometry(4, "full", 0, 2, 1), GroupGeometry(4, "window", 24, 1, 1))
+    found = Space(b"n" * 32, 0, Geometry(12, groups))
+    for index, size in enumerate(SIZES.values()):
+        found.fix_part(index, ((1, size),), size, slot_bytes_for(size))
+    return found
+
+
+def head(*shards: tuple[int, int, int]) -> Head:
+    told = tuple(Shard(group, shard, size, 5) for group, shard, size in shards)
+    return Head(b"n" * 32, b"k" * 32, NO_PARENT, EPOCH, 3, 0, told)
+
+
+FULL = ((0, 0, 7001), (0, 1, 7003))
+
+
+@pytest.mark.parametrize(
+    ("shards", "groups"),
+    [
+        (FULL, 0b01),
+        ((*FULL, (1, 0, 901)), 0b11),
+        (FULL[:1], None),
+        (((1, 0, 901),), None),
+        ((FULL[0], (0, 1, 7002)), None),
+        ((*FULL, (2, 0, 901)), None),
+        ((*FULL, (1, 1, 901)), None),
+        ((*FULL, FULL[0]), None),
+    ],
+    ids=["full", "whole", "a shard less", "window alone", "size", "group", "shard", "twice"],
+)
+def test_a_head_is_taken_only_with_the_shards_of_its_namespace(
+    shards: tuple[tuple[int, int, int], ...], groups: int | None
+) -> None:
+    assert groups_of(space(), head(*shards)) == groups
+
+
+class RemoteRig(Rig):
+    """A brain with an engine, whose remote store answers when the test says so."""
+
+    def __init__(self, **options: object) -> None:
+        given = "&".join(f"{name}={value}" for name, value in {"tokens_min": 0, **options}.items())
+        super().__init__(remote=parse(f"fleet=file:///mnt/kv?{given}")[0])
+        self.client = Client(self).register()
+        self.handle(Tick())
+        assert self.core.remote is not None
+        assert self.core.remote.mover is not None
+        self.mover = self.core.remote.mover.number
+        self.handle(Tick())
+        (note,) = self.asked(ReadRemoteNote)
+        self.report(self.mover, RemoteNoteRead(note.job, "", "here", EPOCH, b""))
+
+    def asked(self, kind: type[T]) -> list[T]:
+        """All orders of a kind."""
+        return [order for order in self.orders if isinstance(order, kind)]
+
+    def has(self, keys: bytes, *chunks: int) -> None:
+        """The store answers the last probe: it has these chunks of a prompt."""
+        probe = self.asked(ProbeRemote)[-1]
+        part = self.core.chunks.spaces[NAMESPACE].parts[0]
+        asked = [probe.keys[at : at + KEY_BYTES] for at in range(0, len(probe.keys), KEY_BYTES)]
+        heads = {}
+        for chunk in chunks:
+            parent = key(keys, chunk - 1) if chunk else NO_PARENT
+            shards = (Shard(0, 0, part.payload_bytes, 5),)
+            heads[key(keys, chunk)] = encode(Head(NAMESPACE, key(keys, chunk), parent, EPOCH, 3, 0, shards))
+        self.report(self.mover, RemoteProbed(probe.job, [heads.get(one, b"") for one in asked], [], 1))
+
+
+def test_a_lookup_is_answered_before_the_store_is_and_says_how_much_may_come() -> None:
+    rig, keys = RemoteRig(), chain(1, 5)
+    rig.client.store(keys[: 2 * KEY_BYTES])
+    found = rig.client.lookup(keys)
+    assert (found.chunks, found.coming) == (2, 3)
+    assert [order.keys for order in rig.asked(ProbeRemote)] == [keys[2 * KEY_BYTES :]]
+    assert rig.client.lookup(keys).coming == 3
+    assert len(rig.asked(ProbeRemote)) == 1, "one probe for what is asked for twice"
+
+
+def test_nothing_is_said_to_come_after_a_while_without_progress() -> None:
+    rig, keys = RemoteRig(), chain(1, 5)
+    assert rig.client.lookup(keys).coming == 5
+    rig.wait_ms(rig.bounds.remote_patience_ms)
+    assert rig.client.lookup(keys).coming == 0
+    rig.has(keys, 0, 1, 2)
+    assert rig.client.lookup(keys).coming == 3, "an answer is progress"
+
+
+def test_only_chunks_before_the_first_gap_are_read() -> None:
+    rig, keys = RemoteRig(), chain(1, 5)
+    rig.client.lookup(keys)
+    rig.has(keys, 0, 1, 3, 4)
+    assert [decode(order.head).key for order in rig.asked(FetchRemote)] == [key(keys, 0), key(keys, 1)]
+
+
+def test_what_has_arrived_is_found_and_what_failed_is_not() -> None:
+    rig, keys = RemoteRig(), chain(1, 3)
+    rig.client.lookup(keys)
+    rig.has(keys, 0, 1, 2)
+    first, second, third = rig.asked(FetchRemote)
+    assert rig.client.lookup(keys).chunks == 0
+    rig.report(rig.mover, RemoteEnded(third.job, "", 1, NUMBER.pack(7)))
+    assert rig.client.lookup(keys).chunks == 0, "a chunk without those before it"
+    rig.report(rig.mover, RemoteEnded(first.job, "", 1, NUMBER.pack(9)))
+    assert rig.client.lookup(keys).chunks == 1
+    rig.report(rig.mover, RemoteEnded(second.job, "gone", 1))
+    found = rig.client.lookup(keys)
+    assert (found.chunks, found.coming) == (1, 0)
+
+
+def test_a_chunk_that_is_not_there_is_not_asked_for_again_at_once() -> None:
+    rig, keys = RemoteRig(), chain(1, 3)
+    rig.client.lookup(keys)
+    rig.has(keys)
+    assert rig.client.lookup(keys).coming == 0
+    assert len(rig.asked(ProbeRemote)) == 1
+    rig.wait_ms(ABSENT_MS)
+    assert rig.client.lookup(keys).coming == 3
+    assert len(rig.asked(ProbeRemote)) == 2
+
+
+def test_a_prefix_that_would_bring_too_few_tokens_is_computed() -> None:
+    rig, keys = RemoteRig(tokens_min=4 * CHUNK_TOKENS), chain(1, 5)
+    assert rig.client.lookup(keys[: 3 * KEY_BYTES]).coming == 0
+    assert not rig.asked(ProbeRemote)
+    assert rig.client.lookup(keys).coming == 5
+    rig.has(keys, 0, 1, 2)
+    assert not rig.asked(FetchRemote)
+
+
+@pytest.mark.parametrize("part", ["parent", "epoch", "namespace"])
+def test_a_head_of_something_else_is_not_read(part: str) -> None:
+    rig, keys = RemoteRig(), chain(1, 2)
+    rig.client.lookup(keys)
+    probe = rig.asked(ProbeRemote)[-1]
+    size = rig.core.chunks.spaces[NAMESPACE].parts[0].payload_bytes
+    right = Head(NAMESPACE, key(keys, 0), NO_PARENT, EPOCH, 3, 0, (Shard(0, 0, size, 5),))
+    wrong = right._replace(**{part: EPOCH + 1 if part == "epoch" else b"x" * 32})
+    rig.report(rig.mover, RemoteProbed(probe.job, [encode(wrong), b""], [], 1))
+    assert not rig.asked(FetchRemote)
+    rig.wait_ms(ABSENT_MS)
+    assert rig.client.lookup(keys).coming == 0, "it is left alone for longer than what was absent"
