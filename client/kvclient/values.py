@@ -169,6 +169,8 @@ class Found(NamedTuple):
     why: str = ""
     """Empty if the server answered. "recovering": it answered, but may hold more, because it has not read all its disks
     yet. Otherwise the reason why it could not be asked, as in StoreResult."""
+    coming: int = 0
+    """How many chunks after those may come from a remote store soon. Who can wait asks again."""
 
 
 class StoreResult(NamedTuple):

@@ -123,7 +123,8 @@ class Offload:
         tokens: length of the sequence, output included. hbm_tokens: 0 if it is known only after allocation.
 
         May be called any number of times, and promises what allocated() then does. Each reason for None has a bound:
-        lookup_deadline_s for an answer (at most two are waited for), and retrieve_wait_s for a turn.
+        lookup_deadline_s for an answer (at most two are waited for), coming_wait_s for what is coming, and
+        retrieve_wait_s for a turn.
         """
         it = self._requests[request]
         self._forget_ahead(request)
@@ -404,6 +405,8 @@ class Offload:
                 it.lookup = it.lookup._replace(is_ahead=False)
             if it.answer is None or (it.lookup is not None and not it.answer.is_told):
                 return None
+        if self._lookups.awaits_more(it, hbm_tokens=hbm_tokens, now_s=now_s):
+            return None
         tokens = self._say(it, hbm_tokens, now_s)
         if tokens and it.lookup is not None:
             return None  # an answer that arrives between this and allocated() would change the promise

@@ -42,6 +42,10 @@ class Answer:
     asked_chunks: int
     chunks_wanted_min: int
     why: str = ""
+    coming: int = 0
+    """Chunks after those that may come from a remote store soon."""
+    ask_again_s: float | None = None
+    """Time from which a request that waits for those asks again. None until a match() has seen the answer."""
     believed_until_s: float | None = None
     """None until a match() that waited for the answer has seen it."""
     is_told: bool = False
@@ -80,6 +84,8 @@ class Request:
     phase: Phase = Phase.WAITING
     lookup: Lookup | None = None
     answer: Answer | None = None
+    coming_until_s: float | None = None
+    """Time until which the request waits for what is coming. None before its first lookup."""
     disk_chunks: int = 0
     """Bits of the chunks that leases of this wait had read from disk. See tiers.py."""
     queued_s: float | None = None

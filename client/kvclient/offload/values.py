@@ -47,6 +47,9 @@ class Options:
     """Block id of an empty place in the tables. Never stored, never written."""
     lookup_deadline_s: float = 0.1
     """Time after which a missing answer is a miss for the waiting request."""
+    coming_wait_s: float = 0.0
+    """How long a lookup whose answer says that more is coming is asked again, from the request's first lookup on.
+    0: never."""
     moment_s: float = 0.25
     """How long an incomplete answer is believed. Another engine may be storing the rest."""
     lease_spare_s: float = 1.0
@@ -65,7 +68,14 @@ class Options:
         for name in ("chunk_tokens", "ranks", "retrieves_max", "stores_max", "store_chunks_max"):
             if getattr(self, name) < 1:
                 raise RequestError("options", f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("lookup_deadline_s", "lease_spare_s", "retrieve_wait_s", "retrieve_tokens_min", "ahead_max"):
+        for name in (
+            "lookup_deadline_s",
+            "coming_wait_s",
+            "lease_spare_s",
+            "retrieve_wait_s",
+            "retrieve_tokens_min",
+            "ahead_max",
+        ):
             if not getattr(self, name) >= 0:
                 raise RequestError("options", f"{name}={getattr(self, name)} must not be negative")
         if not self.moment_s > 0:

@@ -79,7 +79,7 @@ def found_from(reply: wire.Found, incarnation: int, asked_s: float) -> Found:
     if reply.lease:
         expires_s = asked_s + reply.ttl_ms / 1000
         lease = Lease(reply.lease, reply.chunks, incarnation, expires_s, reply.chunks_on_disk)
-    return Found(reply.chunks, lease, reply.why)
+    return Found(reply.chunks, lease, reply.why, reply.coming)
 
 
 def _complete(answer: "Future[Any]", result: object, problem: Exception | None) -> None:

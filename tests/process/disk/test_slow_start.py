@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kvclient import Found
 from tests.process.disk.scene import CHUNKS, SHAPE, bring_back, disk_ready, small, store_slowly
 from tests.process.engine import Engine, prompt
 from tests.process.harness import Server, is_gone, resume, state_of, until
@@ -62,13 +63,13 @@ def test_lookups_say_so_while_the_disk_that_may_hold_the_rest_is_opened(tmp_path
         mover = halted_mover(server)
         with Engine(server.path, SHAPE) as engine:
             engine.ready()
-            assert engine.lookup(story) == (0, None, "recovering")
+            assert engine.lookup(story) == Found(0, None, "recovering")
             assert engine.client.counters.lookups_unserved == 1
             resume(mover)
             disk_ready(server)
             assert bring_back(engine, [story]) == CHUNKS
             assert engine.pool.wrong() == 0
-            assert engine.lookup(prompt(2, chunks=CHUNKS)) == (0, None, "")
+            assert engine.lookup(prompt(2, chunks=CHUNKS)) == Found(0, None, "")
 
 
 def test_a_disk_that_does_not_open_in_time_is_tried_again(tmp_path: Path, halt: Path) -> None:

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 
-from kvclient import Client, Timeouts
+from kvclient import Client, Found, Timeouts
 from kvclient.transport.inquiries import Answered
 from kvserver.wire.messages import KEY_BYTES
 from tests.process.engine import NAMESPACE, Engine, prompt
@@ -64,5 +64,5 @@ def test_a_burst_of_long_prompts_is_answered_whole(server: Server) -> None:
             for number in range(32):
                 inquiries.ask(number, NAMESPACE, os.urandom(512 * KEY_BYTES))
         until("all answers", lambda: found.extend(inquiries.take()) or len(found) == 32)
-        assert {answer.found for answer in found} == {(0, None, "")}
+        assert {answer.found for answer in found} == {Found(0, None, "")}
         assert client.counters.trips == 0

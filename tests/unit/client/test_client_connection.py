@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from kvclient import Cache, Client, RequestError, ResourceError, Timeouts
+from kvclient import Cache, Client, Found, RequestError, ResourceError, Timeouts
 from kvclient.base.loop import Lost, Waiter
 from kvclient.transport.gate import Backoff
 from kvserver._native import create_memfd
@@ -71,7 +71,7 @@ def test_server_of_another_protocol_is_named_and_tried_again(tmp_path: Path) -> 
             with pytest.raises(RequestError, match="protocol: as the test wants it"):
                 client.wait_connected(WAIT_S)
             assert client.problem is not None
-            assert client.lookup(NAMESPACE, keys_of(1)) == (0, None, "not-connected")
+            assert client.lookup(NAMESPACE, keys_of(1)) == Found(0, None, "not-connected")
             fake.wait_for(wire.Hello, 3)
             fake.refuse.clear()
             until("the upgrade", lambda: client.connected)
@@ -194,7 +194,7 @@ def test_session_that_the_server_forgot_is_opened_again(tmp_path: Path, door: st
             assert result.why == "session-unknown"
         else:
             at.fake.refuse[wire.Lookup] = at.fake.refuse[wire.Status] = ("request", lost.code)
-            assert at.client.lookup(NAMESPACE, keys_of(1)) == (0, None, "session-unknown")
+            assert at.client.lookup(NAMESPACE, keys_of(1)) == Found(0, None, "session-unknown")
         at.fake.wait_for(wire.Register, 2)
         at.fake.refuse.clear()
         at.connected_again(2)
@@ -206,7 +206,7 @@ def test_calls_between_two_servers_miss_at_once(tmp_path: Path) -> None:
         lease = at.lease()
         at.fake.stop()
         until("the client to notice", lambda: not at.client.connected)
-        assert at.client.lookup(NAMESPACE, keys_of(1)) == (0, None, "connection-lost")
+        assert at.client.lookup(NAMESPACE, keys_of(1)) == Found(0, None, "connection-lost")
         assert at.client.store(at.cache, 0, b"", keys_of(1), chunks(0, 1)).result(0).why == "connection-lost"
         assert at.client.retrieve(at.cache, lease, chunks(0, 1)).result(0).why == "connection-lost"
         at.client.release(lease)
@@ -399,7 +399,7 @@ def test_close_gives_every_descriptor_back_and_ends_every_call(tmp_path: Path) -
         client.close()
         client.close()
         assert running.result(0).why == "closed"
-        assert client.lookup(NAMESPACE, keys_of(1)) == (0, None, "closed")
+        assert client.lookup(NAMESPACE, keys_of(1)) == Found(0, None, "closed")
         assert client.store(cache, 0, b"", keys_of(1), chunks(0, 1)).result(0).why == "closed"
         with pytest.raises(RequestError, match="closed"):
             client.register_cache(spec(pool, "late"))

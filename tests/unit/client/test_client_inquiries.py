@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvclient import Lease, RequestError
+from kvclient import Found, Lease, RequestError
 from kvclient.transport.inquiries import INQUIRIES_MAX, UNSENT_MAX, Answered, Inquiries
 from kvserver.wire import messages as wire
 from tests.rigs.client_rig import NAMESPACE, Rig, keys_of, rig
@@ -32,7 +32,7 @@ def test_answers_come_when_they_are_taken_and_by_number(tmp_path: Path) -> None:
         inquiries.ask(8, NAMESPACE, keys_of(5))
         assert len(inquiries) == 2
         first, second = answers(inquiries, 2)
-        assert (first.number, first.found.chunks, second.number, second.found) == (7, 2, 8, (0, None, ""))
+        assert (first.number, first.found.chunks, second.number, second.found) == (7, 2, 8, Found(0, None))
         assert first.found.lease is not None
         assert (first.found.lease.chunks, first.found.lease.incarnation) == (2, 1)
         assert len(inquiries) == 0
@@ -148,7 +148,7 @@ def test_what_was_asked_of_a_server_that_died_is_a_miss(tmp_path: Path) -> None:
         at.fake.wait_for(wire.Lookup)
         at.fake.stop()
         (answer,) = answers(inquiries, 1)
-        assert answer.found == (0, None, "connection-lost")
+        assert answer.found == Found(0, None, "connection-lost")
         until("the gate to shut", lambda: not at.client.connected)
         inquiries.ask(2, NAMESPACE, keys_of(1))
         (answer,) = inquiries.take()
@@ -168,7 +168,7 @@ def test_a_lane_that_closed_is_a_miss_and_is_opened_again(tmp_path: Path, asked_
         if not asked_first:
             inquiries.ask(1, NAMESPACE, keys_of(1))
         (answer,) = answers(inquiries, 1)
-        assert answer.found == (0, None, "connection-lost")
+        assert answer.found == Found(0, None, "connection-lost")
         at.fake.hold.clear()
         at.fake.wait_for(wire.Lane, 2)
         assert at.client.wait_connected(WAIT_S)
@@ -183,7 +183,7 @@ def test_a_session_that_the_server_forgot_is_a_miss_and_not_asked_by_again(tmp_p
         at.fake.refuse[wire.Lookup] = ("request", "session-unknown")
         inquiries.ask(1, NAMESPACE, keys_of(1))
         (answer,) = answers(inquiries, 1)
-        assert (answer.found, answer.refusal) == ((0, None, "session-unknown"), None)
+        assert (answer.found, answer.refusal) == (Found(0, None, "session-unknown"), None)
         assert at.client.counters.trips == 1
 
 
@@ -195,7 +195,7 @@ def test_a_reply_of_another_kind_is_a_miss_and_the_end_of_its_lane(tmp_path: Pat
         request = at.fake.wait_for(wire.Lookup)
         at.fake.answer(request, wire.Released(request.id))
         (answer,) = answers(inquiries, 1)
-        assert answer.found == (0, None, "frame")
+        assert answer.found == Found(0, None, "frame")
         assert at.client.counters.trips == 1
 
 
@@ -317,7 +317,7 @@ def test_no_more_are_in_flight_than_their_answers_have_room(tmp_path: Path) -> N
         for number in range(INQUIRIES_MAX + 1):
             inquiries.ask(number, NAMESPACE, keys_of(1))
         assert len(inquiries) == INQUIRIES_MAX
-        assert inquiries.take() == [Answered(INQUIRIES_MAX, (0, None, "busy"))]  # type: ignore[arg-type]
+        assert inquiries.take() == [Answered(INQUIRIES_MAX, Found(0, None, "busy"))]
 
 
 def test_a_refusal_comes_with_its_answer_and_a_callers_mistake_at_once(tmp_path: Path) -> None:
@@ -326,9 +326,9 @@ def test_a_refusal_comes_with_its_answer_and_a_callers_mistake_at_once(tmp_path:
         at.fake.refuse[wire.Lookup] = ("request", "keys-chain")
         inquiries.ask(1, NAMESPACE, keys_of(1))
         (answer,) = answers(inquiries, 1)
-        assert answer.found == (0, None, "keys-chain")
+        assert answer.found == Found(0, None, "keys-chain")
         assert isinstance(answer.refusal, RequestError)
         with pytest.raises(RequestError, match="namespace"):
             inquiries.ask(2, b"short", keys_of(1))
         inquiries.ask(3, NAMESPACE, b"")
-        assert inquiries.take() == [Answered(3, (0, None, ""))]  # type: ignore[arg-type]
+        assert inquiries.take() == [Answered(3, Found(0, None, ""))]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvclient import Client, Counters, RequestError, ResourceError, Timeouts
+from kvclient import Client, Counters, Found, RequestError, ResourceError, Timeouts
 from kvclient.transport.gate import Gate, Link
 from kvclient.transport.lane import Lane
 from kvserver.wire import messages as wire
@@ -42,7 +42,15 @@ def test_lease_never_seems_to_live_longer_than_it_does(tmp_path: Path) -> None:
 def test_lease_is_asked_for_only_with_enough_chunks(tmp_path: Path) -> None:
     with rig(tmp_path) as at:
         hold_keys(at.fake, 1, 2)
-        assert at.client.lookup(NAMESPACE, keys_of(1, 2, 3), chunks_wanted_min=3) == (2, None, "")
+        assert at.client.lookup(NAMESPACE, keys_of(1, 2, 3), chunks_wanted_min=3) == Found(2, None, "")
+
+
+def test_what_may_still_come_is_said_with_what_is_there(tmp_path: Path) -> None:
+    with rig(tmp_path) as at:
+        at.fake.coming = 3
+        wanted = Found(0, None, coming=3)
+        assert at.client.lookup(NAMESPACE, keys_of(1, 2, 3)) == wanted
+        assert at.client.lookup_async(NAMESPACE, keys_of(1, 2, 3)).result(WAIT_S) == wanted
 
 
 def test_lookup_and_release_take_the_lane(tmp_path: Path) -> None:
@@ -66,8 +74,8 @@ def test_async_lookup_says_the_same(tmp_path: Path) -> None:
 def test_async_lookup_without_an_answer_trips_the_breaker(tmp_path: Path) -> None:
     with rig(tmp_path) as at:
         at.fake.hold |= {wire.Lookup, wire.Status}
-        assert at.client.lookup_async(NAMESPACE, keys_of(1), timeout_s=0.02).result(WAIT_S) == (0, None, "timeout")
-        assert at.client.lookup(NAMESPACE, keys_of(1)) == (0, None, "timeout")
+        assert at.client.lookup_async(NAMESPACE, keys_of(1), timeout_s=0.02).result(WAIT_S) == Found(0, None, "timeout")
+        assert at.client.lookup(NAMESPACE, keys_of(1)) == Found(0, None, "timeout")
         at.fake.wait_for(wire.Lookup)
         assert at.fake.count(wire.Lookup) == 1
         assert at.client.counters.lookups_unserved == 2
@@ -78,7 +86,7 @@ def test_async_lookups_beyond_their_bound_are_busy(tmp_path: Path, monkeypatch: 
     with rig(tmp_path) as at:
         at.fake.hold.add(wire.Lookup)
         running = [at.client.lookup_async(NAMESPACE, keys_of(1)) for _ in range(2)]
-        assert at.client.lookup_async(NAMESPACE, keys_of(1)).result(0) == (0, None, "busy")
+        assert at.client.lookup_async(NAMESPACE, keys_of(1)).result(0) == Found(0, None, "busy")
         held = [at.fake.wait_for(wire.Lookup, number) for number in (1, 2)]
         at.fake.hold.clear()
         for request in held:
@@ -101,21 +109,21 @@ def test_more_keys_than_one_request_takes_are_left_out_at_the_end(tmp_path: Path
 def test_absent_server_is_a_miss_and_is_found_when_it_comes(tmp_path: Path) -> None:
     fake = FakeServer(tmp_path / "s")
     with Client(fake.path, timeouts=Timeouts(**QUICK)) as client:
-        assert client.lookup(NAMESPACE, keys_of(1)) == (0, None, "not-connected")
-        assert client.lookup_async(NAMESPACE, keys_of(1)).result(0) == (0, None, "not-connected")
+        assert client.lookup(NAMESPACE, keys_of(1)) == Found(0, None, "not-connected")
+        assert client.lookup_async(NAMESPACE, keys_of(1)).result(0) == Found(0, None, "not-connected")
         assert not client.connected
         assert not client.wait_connected(0)
         assert client.counters.lookups_unserved == 2
         with fake:
             assert client.wait_connected(WAIT_S)
-            assert client.lookup(NAMESPACE, keys_of(1)) == (0, None, "")
+            assert client.lookup(NAMESPACE, keys_of(1)) == Found(0, None, "")
 
 
 def test_silent_server_is_asked_once_and_then_left_alone_until_it_answers_a_probe(tmp_path: Path) -> None:
     with rig(tmp_path) as at:
         hold_keys(at.fake, 1)
         at.fake.hold |= {wire.Lookup, wire.Status}
-        assert at.client.lookup(NAMESPACE, keys_of(1), timeout_s=0.02) == (0, None, "timeout")
+        assert at.client.lookup(NAMESPACE, keys_of(1), timeout_s=0.02) == Found(0, None, "timeout")
         assert not at.client.connected
         for _ in range(3):
             assert at.client.lookup(NAMESPACE, keys_of(1)).why == "timeout"
@@ -281,7 +289,7 @@ def test_caller_that_gets_no_turn_on_the_lane_misses_without_tripping_the_breake
         first = threading.Thread(target=lambda: at.client.lookup(NAMESPACE, keys_of(1)))
         first.start()
         held = at.fake.wait_for(wire.Lookup)
-        assert at.client.lookup(NAMESPACE, keys_of(1), timeout_s=0.01) == (0, None, "busy")
+        assert at.client.lookup(NAMESPACE, keys_of(1), timeout_s=0.01) == Found(0, None, "busy")
         assert at.client.connected
         at.fake.answer_as_usual(held)
         first.join(WAIT_S)
@@ -293,7 +301,7 @@ def test_caller_that_gets_no_turn_on_the_lane_misses_without_tripping_the_breake
 def test_full_server_is_a_miss_that_keeps_the_connection(tmp_path: Path) -> None:
     with rig(tmp_path) as at:
         at.fake.refuse[wire.Lookup] = ("resource", "leases")
-        assert at.client.lookup(NAMESPACE, keys_of(1)) == (0, None, "leases")
+        assert at.client.lookup(NAMESPACE, keys_of(1)) == Found(0, None, "leases")
         assert at.client.connected
 
 
@@ -327,7 +335,7 @@ def test_wrong_lengths_are_refused_before_anybody_is_asked(
 @pytest.mark.parametrize("way", ["lookup", "lookup_async"])
 def test_a_prompt_without_a_whole_chunk_is_found_nowhere_and_nobody_is_asked(tmp_path: Path, way: str) -> None:
     with rig(tmp_path) as at:
-        assert _look(at, way, NAMESPACE, b"") == (0, None, "")
+        assert _look(at, way, NAMESPACE, b"") == Found(0, None, "")
         assert (at.fake.count(wire.Lookup), at.client.counters.lookups) == (0, 0)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvclient import Sequences
+from kvclient import Found, Sequences
 from kvclient.sequences import LEASE_SPARE_S
 from kvserver.wire import messages as wire
 from tests.rigs.client_rig import NAMESPACE, Rig, keys_of, rig
@@ -135,5 +135,5 @@ def test_what_an_earlier_server_promised_is_asked_again_and_no_answer_is_remembe
 
 def test_a_prompt_without_a_whole_chunk_is_never_asked_for(tmp_path: Path) -> None:
     with desk(tmp_path) as d:
-        assert d.sequences.lookup("a", NAMESPACE, b"") == (0, None, "")
+        assert d.sequences.lookup("a", NAMESPACE, b"") == Found(0, None, "")
         assert d.asked() == 0
