@@ -214,6 +214,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             engine_steps_back=all(group.kind == "full" for group in self._groups),
             null_block=versions.NULL,
             lookup_deadline_s=self._settings.lookup_timeout_ms / 1000,
+            coming_wait_s=self._settings.remote_wait_ms / 1000,
         )
         keyer = Keyer(
             chunk_tokens=self._chunk_tokens,
