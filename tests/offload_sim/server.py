@@ -33,8 +33,8 @@ def cut(keys: bytes) -> list[bytes]:
 
 
 class Server:
-    def __init__(self, options: Options, day: Day, rng: Random, tiers: Random) -> None:
-        """tiers: separate random numbers for the disk."""
+    def __init__(self, options: Options, day: Day, rng: Random, tiers: Random, remote: Random) -> None:
+        """tiers, remote: separate random numbers for the disk, and for a remote store."""
         self.chunks: dict[bytes, Chunk] = {}
         self.leases: dict[int, Promise] = {}
         self.incarnation = 1
@@ -48,7 +48,7 @@ class Server:
         self.faulty = True
         self._options = options
         self._day = day
-        self._rng, self._tiers = rng, tiers
+        self._rng, self._tiers, self._remote = rng, tiers, remote
         self._numbers = 0
         self._ttl_s = rng.choice(TTLS_S)
 
@@ -61,14 +61,14 @@ class Server:
         found = next((count for count in range(len(asked), 0, -1) if self._servable(asked[:count])), 0)
         why = RECOVERING if self.untold and found < len(asked) else ""
         if found < max(1, order.chunks_wanted_min):
-            return Found(found, None, why)
+            return Found(found, None, why, self._coming(len(asked) - found))
         self._numbers += 1
         self.leases[self._numbers] = Promise(asked[:found], now_s + self._ttl_s)
         if self._happens(self._day.timeout):
             del self.leases[self._numbers]  # the client closed its lane, which ended the lease
             return Found(0, None, "timeout")
         lease = Lease(self._numbers, found, self.incarnation, now_s + self._ttl_s, self._promote(asked[:found]))
-        return Found(found, lease, why)
+        return Found(found, lease, why, self._coming(len(asked) - found))
 
     def release(self, lease: Lease) -> None:
         if lease.incarnation == self.incarnation:
@@ -184,6 +184,10 @@ class Server:
         self.untold.clear()
 
     # ---------------------------------------------------------------- helpers
+
+    def _coming(self, chunks_absent: int) -> int:
+        """What is said to come of the absent chunks. It comes only if another engine happens to store it."""
+        return self._remote.randint(0, chunks_absent) if self.faulty and self._remote.random() < 0.7 else 0
 
     def _promote(self, found: list[bytes]) -> int:
         """Number of chunks to be read. Reading begins from the head; some are in DRAM before the next question."""

@@ -25,6 +25,7 @@ class Life:
     keyed: bool
     keys: list[bytes]
     prompt_tokens: int
+    asked_first_s: float | None = None
     asked_due_s: float = 0.0
     """Deadline of the question it waits for; 0: none."""
     question: int = 0
@@ -91,6 +92,7 @@ class Watch:
         require(not life.question or now_s >= life.asked_due_s, "two questions at a time")
         require(cut(order.keys) == life.keys[: len(cut(order.keys))] and order.keys != b"", "looked up by other keys")
         life.question, life.asked_due_s = order.number, now_s + self._options.lookup_deadline_s
+        life.asked_first_s = now_s if life.asked_first_s is None else life.asked_first_s
         life.stored_since_asked, life.has_to_ask = 0, False
         life.questions += not is_ahead
         life.is_ahead, life.ahead_s = is_ahead, now_s if is_ahead else None
@@ -104,6 +106,8 @@ class Watch:
         if found.lease is not None:
             self._lent[found.lease.incarnation, found.lease.number] = "answer"
         if found.why not in {"", RECOVERING}:
+            if life.question == number and life.answer is not None and life.answer.coming:
+                life.answer = None  # it was asked for the rest, and its server is not there any more
             life.question = 0 if life.question == number else life.question
             return
         if life.question == number and found.lease is not None:
@@ -173,6 +177,12 @@ class Watch:
         return gains and not is_whole and now_s >= life.ahead_s + self._options.moment_s
 
     def _has_to_wait(self, life: Life, now_s: float, retrieves: int) -> None:
+        may_come = life.answer is not None and life.answer.coming > 0 and life.asked_first_s is not None
+        if may_come and now_s < life.asked_first_s + self._options.coming_wait_s:
+            life.questions = 0  # it asks again until nothing comes
+            require(life.reads, "has to wait for what it does not read")
+            require(not life.question or now_s < life.asked_due_s, "has to wait for an answer that is overdue")
+            return
         if life.question:
             require(now_s < life.asked_due_s, "has to wait for an answer that is overdue")
             require(life.questions <= QUESTIONS_MAX, "is asked to wait for one answer after the other")

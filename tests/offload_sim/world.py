@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 from .content import Prompts, require
@@ -17,11 +18,12 @@ STEPS_TO_END_MAX = 4000
 class World:
     def __init__(self, seed: int) -> None:
         rng = self._rng = Random(seed)
-        self.options = draw_options(rng)
+        remote = Random(f"remote {seed}")  # as with the tiers
+        self.options = replace(draw_options(rng), coming_wait_s=remote.choice((0.0, 0.0, 0.03, 0.4)))
         self.ways = draw_ways(rng, self.options, 2 * TOKENS_MAX)
         self.day = draw_day(rng)
         self._tiers = Random(f"tiers {seed}")  # so that disks change nothing else in a seed
-        self.server = Server(self.options, self.day, rng, self._tiers)
+        self.server = Server(self.options, self.day, rng, self._tiers, remote)
         self._demote = self._tiers.choice((0.0, 0.05, 0.5))
         self._pool = Pool(self.ways.blocks, self.options.ranks)
         self.engine = Engine(self.options, self.ways, day=self.day, rng=rng, server=self.server, pool=self._pool)

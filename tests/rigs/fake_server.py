@@ -66,6 +66,8 @@ class FakeServer:
         self.chunks_stored_max = sys.maxsize
         self.chunks_on_disk = 0
         """Bound for one request; a store of more chunks comes back short, as from a full server."""
+        self.coming = 0
+        """Chunks that a remote store may bring, after those that a lookup finds."""
         self.mover = _start_mover()
         self.sessions: dict[bytes, mmap.mmap] = {}
         """Token -> the words of its board, as the mover sees them."""
@@ -307,7 +309,8 @@ class FakeServer:
                 chunks = len(list(itertools.takewhile(held.__contains__, keys)))
                 lease = next(self._numbers) if chunks >= request.chunks_wanted_min else 0
                 away = min(chunks, self.chunks_on_disk)
-                return wire.Found(request.id, chunks, lease, self.limits.lease_ttl_ms if lease else 0, away, "")
+                ttl_ms = self.limits.lease_ttl_ms if lease else 0
+                return wire.Found(request.id, chunks, lease, ttl_ms, away, "", self.coming)
             case wire.Release():
                 return wire.Released(request.id)
             case wire.Store():

@@ -48,6 +48,7 @@ class Desk:
         why: str = "",
         ttl_s: float = 30.0,
         on_disk: int = 0,
+        coming: int = 0,
     ) -> Lease | None:
         """Answers as the server would: a lease, if as many chunks are there as were wanted at least."""
         order = order if order is not None else self.lookup()
@@ -55,7 +56,7 @@ class Desk:
         if chunks >= max(1, order.chunks_wanted_min) and why in {"", RECOVERING}:
             self.leases += 1
             lease = Lease(self.leases, chunks, 7, self.now_s + ttl_s, on_disk)
-        self.offload.found(order.number, Found(chunks, lease, why))
+        self.offload.found(order.number, Found(chunks, lease, why, coming))
         return lease
 
     def admit(self, request: str = "r", *, tokens: int, hbm: int = 0, found: int = 0) -> None:

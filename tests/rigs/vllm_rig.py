@@ -32,6 +32,8 @@ class Server:
         self.leased = 0
         self.chunks_on_disk = 0
         """Number of chunks on disk at the end of each prefix that a lookup finds."""
+        self.coming = 0
+        """Chunks after those that a remote store may bring."""
         self.released: list[int] = []
         self.closed = False
         self.refusal: RequestError | None = None
@@ -77,9 +79,10 @@ class Server:
         while keys[chunks * KEY_BYTES : (chunks + 1) * KEY_BYTES] in self.held:
             chunks += 1
         if chunks < max(1, chunks_wanted_min):
-            return Found(chunks, None)
+            return Found(chunks, None, coming=self.coming)
         self.leased += 1
-        return Found(chunks, Lease(self.leased, chunks, 1, float("inf"), min(chunks, self.chunks_on_disk)))
+        lease = Lease(self.leased, chunks, 1, float("inf"), min(chunks, self.chunks_on_disk))
+        return Found(chunks, lease, coming=self.coming)
 
     def release(self, lease: Lease) -> None:
         self.released.append(lease.number)
@@ -136,6 +139,7 @@ class Bench:
         step_wait_s: float = 0.0,
         hashes: bool = False,
         retrieves: bool = True,
+        coming_wait_s: float = 0.0,
         events: RouterEvents | None = None,
         answers: Answers | None = None,
     ) -> None:
@@ -148,6 +152,7 @@ class Bench:
             null_block=0,
             ahead_max=ahead_max,
             retrieves=retrieves,
+            coming_wait_s=coming_wait_s,
         )
         keyer = Keyer(chunk_tokens=CHUNK, hash_block_tokens=BLOCK if hashes else 0)
         server: Any = self.server

@@ -8,7 +8,8 @@ Rule 3: a sequence whose blocks a job reads or writes is in `jobs` until ATOM ha
 its blocks be freed. This must hold after a bug of ours too, so `jobs` does not depend on decide.py.
 
 ATOM asks once, synchronously, what can be loaded. It cannot be told to ask again. So match() waits for the answer, no
-longer than a lookup may take. A server that did not answer is not asked again before it shows a sign of life.
+longer than a lookup may take. A server that did not answer is not asked again before it shows a sign of life. What a
+remote store may bring later is not awaited: coming_wait_s is 0.
 """
 
 import itertools
@@ -58,8 +59,9 @@ class Scheduler:
     """One engine's scheduler half, for all ranks and stages. Belongs to the scheduler's thread."""
 
     def __init__(self, client: Client, options: Options) -> None:
-        """options: ranks=1, because ATOM itself waits until all ranks and stages have reported."""
+        """options: ranks=1, because ATOM itself waits until all ranks and stages have reported. coming_wait_s=0."""
         assert options.ranks == 1
+        assert not options.coming_wait_s
         self.jobs = AtomJobs()
         self._aborts = Aborts(self.jobs)
         self._gaps = Gaps(options.chunk_tokens)

@@ -33,7 +33,7 @@ from kvclient.offload.ranges import (
     tokens_within,
     usable_tokens,
 )
-from kvclient.offload.request import Answer, Jobs, Phase, Request
+from kvclient.offload.request import Jobs, Phase, Request
 from kvclient.offload.values import (
     LookupOrder,
     Options,
@@ -123,7 +123,7 @@ class Offload:
         tokens: length of the sequence, output included. hbm_tokens: 0 if it is known only after allocation.
 
         May be called any number of times, and promises what allocated() then does. Each reason for None has a bound:
-        lookup_deadline_s for an answer (at most two are waited for), coming_wait_s for chunks of a remote store, and
+        lookup_deadline_s for an answer (at most two are waited for), coming_wait_s for what is coming, and
         retrieve_wait_s for a turn.
         """
         it = self._requests[request]
@@ -359,8 +359,9 @@ class Offload:
 
     def awaits_more(self, request: Hashable, now_s: float) -> bool:
         """Whether the request waits for chunks of a remote store: match() is to be called again after a pause."""
-        until_s = self._requests[request].coming_until_s
-        return until_s is not None and now_s < until_s
+        it = self._requests[request]
+        is_in_time = it.coming_until_s is not None and now_s < it.coming_until_s
+        return is_in_time and it.answer is not None and it.answer.coming > 0
 
     def busy(self) -> bool:
         """Whether something is in flight whose end must be delivered. Then an idle engine must keep polling."""
@@ -410,7 +411,7 @@ class Offload:
                 it.lookup = it.lookup._replace(is_ahead=False)
             if it.answer is None or (it.lookup is not None and not it.answer.is_told):
                 return None
-        if self._waits_for_more(it, hbm_tokens, now_s):
+        if self._lookups.awaits_more(it, hbm_tokens=hbm_tokens, now_s=now_s):
             return None
         tokens = self._say(it, hbm_tokens, now_s)
         if tokens and it.lookup is not None:
@@ -420,24 +421,6 @@ class Offload:
             # first.
             it.answer.is_told = True
         return tokens
-
-    def _waits_for_more(self, it: Request, hbm_tokens: int, now_s: float) -> bool:
-        """Whether chunks come from a remote store that the request waits for. It asks again now and then."""
-        if it.answer is None or not self._may_come(it.answer, hbm_tokens):
-            return False
-        if it.coming_until_s is None:
-            it.coming_until_s = now_s + self._options.coming_wait_s
-        if now_s >= it.coming_until_s:
-            return False
-        if it.lookup is None and now_s >= it.ask_again_s:
-            it.ask_again_s = now_s + self._options.coming_pause_s
-            self._lookups.ask(it, hbm_tokens=hbm_tokens, now_s=now_s)
-        return True
-
-    def _may_come(self, answer: Answer, hbm_tokens: int) -> bool:
-        """Whether what comes would bring the engine anything."""
-        tokens = (answer.chunks + answer.coming) * self._options.chunk_tokens
-        return answer.coming > 0 and self._options.coming_wait_s > 0 and tokens - hbm_tokens >= self._options.gain_min
 
     def _say(self, it: Request, hbm_tokens: int, now_s: float) -> int | None:
         """The return value of match() that follows from the answer."""

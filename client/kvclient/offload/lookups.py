@@ -2,14 +2,20 @@
 
 A request has at most one lookup in flight and at most one answer that it believes. An answer that is too late, or for a
 request that no longer waits, still shows what need not be stored. Its lease goes back at once.
+
+An answer may say that more is coming from a remote store. A request that can wait keeps the answer with its lease, and
+asks again until nothing comes or its time is over.
 """
 
 from collections.abc import Iterable, Iterator
 
-from kvclient.offload.ranges import chunks_from_disk, chunks_to_look_up, usable_tokens
+from kvclient.offload.ranges import chunks_from_disk, chunks_to_look_up, is_aligned, usable_tokens
 from kvclient.offload.request import Answer, Lookup, Phase, Request
 from kvclient.offload.values import LookupOrder, Options, Statistics
 from kvclient.values import RECOVERING, Found, Lease
+
+ASK_AGAIN_S = 0.005
+"""Pause after an answer that says that more is coming. A remote store takes milliseconds for a chunk."""
 
 
 class Lookups:
@@ -36,12 +42,43 @@ class Lookups:
         wanted_min = -(-wanted // chunk_tokens) if enough else chunks + 1
         number = next(self._numbers)
         due_s = now_s + self._options.lookup_deadline_s
+        if it.coming_until_s is None:
+            it.coming_until_s = now_s + self._options.coming_wait_s
         it.lookup = Lookup(number, chunks, wanted_min, now_s, due_s, is_ahead)
         it.stored_until, it.is_asked = 0, True
         self._in_flight[number] = it
         self.orders.append(LookupOrder(number, it.key_range(0, chunks), wanted_min))
         self._statistics.lookups += 1
         self._statistics.tokens_looked_up += chunks * chunk_tokens
+
+    def awaits_more(self, it: Request, *, hbm_tokens: int, now_s: float) -> bool:
+        """Whether the request waits, because more is coming that helps it. Asks again when the pause is over.
+
+        Options.coming_wait_s bounds the wait. A lookup that is under way when the time ends is still waited for. If it
+        is not answered, the request computes, because a retrieve would not be served either.
+        """
+        answer = it.answer
+        if answer is None or answer.is_told or not self._more_helps(it, answer, hbm_tokens):
+            return False
+        if it.lookup is not None:
+            if self.gave_up(it, now_s):
+                self.miss(it, "late")
+            return it.lookup is not None
+        if it.coming_until_s is None or now_s >= it.coming_until_s:
+            return False
+        if answer.ask_again_s is None:
+            answer.ask_again_s = now_s + ASK_AGAIN_S
+        elif now_s >= answer.ask_again_s:
+            self.ask(it, hbm_tokens=hbm_tokens, now_s=now_s)
+        return True
+
+    def _more_helps(self, it: Request, answer: Answer, hbm_tokens: int) -> bool:
+        """Whether the request could retrieve more if all that is coming were there."""
+        usable = usable_tokens(self._options, it.tokens)
+        found = min(answer.chunks * self._options.chunk_tokens, usable)
+        reach = min((answer.chunks + answer.coming) * self._options.chunk_tokens, usable)
+        is_enough = reach > found and reach - hbm_tokens >= self._options.gain_min
+        return is_enough and is_aligned(self._options, hbm_tokens)
 
     def gave_up(self, it: Request, now_s: float) -> bool:
         """Whether the request's lookup is past its deadline. If so, nobody waits for the answer any more."""
@@ -83,8 +120,15 @@ class Lookups:
         it.disk_chunks |= chunks_from_disk(found.lease)
         # An answer to a lookup ahead may be old when match() first sees it, so it is believed only from asked_s on.
         until_s = lookup.asked_s + self._options.moment_s if lookup.is_ahead else None
-        wanted_min = lookup.chunks_wanted_min
-        answer = Answer(found.chunks, found.lease, lookup.chunks, wanted_min, found.why, until_s, found.coming)
+        answer = Answer(
+            found.chunks,
+            found.lease,
+            lookup.chunks,
+            lookup.chunks_wanted_min,
+            found.why,
+            coming=found.coming,
+            believed_until_s=until_s,
+        )
         self.set_answer(it, answer)
         return it
 

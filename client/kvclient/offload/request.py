@@ -42,10 +42,12 @@ class Answer:
     asked_chunks: int
     chunks_wanted_min: int
     why: str = ""
+    coming: int = 0
+    """Chunks after those that may come from a remote store soon."""
+    ask_again_s: float | None = None
+    """Time from which a request that waits for those asks again. None until a match() has seen the answer."""
     believed_until_s: float | None = None
     """None until a match() that waited for the answer has seen it."""
-    coming: int = 0
-    """Chunks after those found that may come from a remote store."""
     is_told: bool = False
     """match() has returned 0 because of this answer."""
 
@@ -82,14 +84,12 @@ class Request:
     phase: Phase = Phase.WAITING
     lookup: Lookup | None = None
     answer: Answer | None = None
+    coming_until_s: float | None = None
+    """Time until which the request waits for what is coming. None before its first lookup."""
     disk_chunks: int = 0
     """Bits of the chunks that leases of this wait had read from disk. See tiers.py."""
     queued_s: float | None = None
     """Time since when the request waits for its turn to retrieve."""
-    coming_until_s: float | None = None
-    """Until when it waits for chunks of a remote store. None: it has not begun to."""
-    ask_again_s: float = 0.0
-    """No earlier than then it asks again for what comes."""
     retrieve: int = 0
     """Number of its retrieve, while RETRIEVING."""
     is_barred: bool = False

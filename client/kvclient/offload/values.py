@@ -47,6 +47,9 @@ class Options:
     """Block id of an empty place in the tables. Never stored, never written."""
     lookup_deadline_s: float = 0.1
     """Time after which a missing answer is a miss for the waiting request."""
+    coming_wait_s: float = 0.0
+    """How long a lookup whose answer says that more is coming is asked again, from the request's first lookup on.
+    0: never."""
     moment_s: float = 0.25
     """How long an incomplete answer is believed. Another engine may be storing the rest."""
     lease_spare_s: float = 1.0
@@ -56,10 +59,6 @@ class Options:
     reads them from disk."""
     retrieve_wait_s: float = 1.0
     """How long a request waits for its turn if retrieves_max are in flight. Then it computes."""
-    coming_wait_s: float = 0.0
-    """How long a request waits for chunks that come from a remote store. It asks again meanwhile. 0: it computes."""
-    coming_pause_s: float = 0.005
-    """Time between two such lookups."""
     retrieves_max: int = 32
     stores_max: int = 16
     store_chunks_max: int = 2048
@@ -70,8 +69,12 @@ class Options:
             if getattr(self, name) < 1:
                 raise RequestError("options", f"{name}={getattr(self, name)} must be at least 1")
         for name in (
-            *("lookup_deadline_s", "lease_spare_s", "retrieve_wait_s", "retrieve_tokens_min", "ahead_max"),
-            *("coming_wait_s", "coming_pause_s"),
+            "lookup_deadline_s",
+            "coming_wait_s",
+            "lease_spare_s",
+            "retrieve_wait_s",
+            "retrieve_tokens_min",
+            "ahead_max",
         ):
             if not getattr(self, name) >= 0:
                 raise RequestError("options", f"{name}={getattr(self, name)} must not be negative")

@@ -22,7 +22,7 @@ class Settings(ConnectorSettings):
     step_wait_us: int = 500
     """How long a step with other work waits for lookups, for all its requests together."""
     remote_wait_ms: int = 10_000
-    """How long a request waits for chunks that come from a remote store. 0: it does not."""
+    """How long a prompt waits for what a remote store brings, from its first lookup on. 0: never."""
     store_timeout_ms: int = 30_000
     store_output: bool = True
     """Whether generated tokens are stored too, for the next turn of a conversation."""

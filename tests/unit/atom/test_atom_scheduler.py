@@ -95,6 +95,13 @@ def test_the_store_holds_almost_as_much_as_hbm() -> None:
     assert desk.server.released == [1], "its lease has gone back"
 
 
+def test_what_a_remote_store_may_bring_is_not_awaited() -> None:
+    desk = Desk(held=24)
+    desk.server.coming = 1
+    assert desk.scheduler.match(sequence(50)) == 24
+    assert desk.server.asked == 1
+
+
 def test_a_prefix_that_ends_inside_a_block_is_computed_to_its_end_first() -> None:
     """unaligned_hbm_handoff_prefills_boundary_then_emits_load. ATOM's own prefixes end between blocks today."""
     desk = Desk(held=36)

@@ -32,7 +32,7 @@ def test_answers_come_when_they_are_taken_and_by_number(tmp_path: Path) -> None:
         inquiries.ask(8, NAMESPACE, keys_of(5))
         assert len(inquiries) == 2
         first, second = answers(inquiries, 2)
-        assert (first.number, first.found.chunks, second.number, second.found) == (7, 2, 8, Found(0, None, ""))
+        assert (first.number, first.found.chunks, second.number, second.found) == (7, 2, 8, Found(0, None))
         assert first.found.lease is not None
         assert (first.found.lease.chunks, first.found.lease.incarnation) == (2, 1)
         assert len(inquiries) == 0

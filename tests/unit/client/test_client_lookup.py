@@ -45,6 +45,14 @@ def test_lease_is_asked_for_only_with_enough_chunks(tmp_path: Path) -> None:
         assert at.client.lookup(NAMESPACE, keys_of(1, 2, 3), chunks_wanted_min=3) == Found(2, None, "")
 
 
+def test_what_may_still_come_is_said_with_what_is_there(tmp_path: Path) -> None:
+    with rig(tmp_path) as at:
+        at.fake.coming = 3
+        wanted = Found(0, None, coming=3)
+        assert at.client.lookup(NAMESPACE, keys_of(1, 2, 3)) == wanted
+        assert at.client.lookup_async(NAMESPACE, keys_of(1, 2, 3)).result(WAIT_S) == wanted
+
+
 def test_lookup_and_release_take_the_lane(tmp_path: Path) -> None:
     with rig(tmp_path) as at:
         at.client.release(at.lease())

@@ -233,7 +233,7 @@ def test_a_child_names_prompts_whatever_its_parents_thread_was_doing() -> None:
     script = """
 import os, select, signal
 from kvserver._native import Namer, Tokens
-ids = list(range(7 * 300))  # takes longer to name than to copy, so the thread is at work when it forks
+ids = list(range(7))
 
 def copied():
     tokens = Tokens(len(ids))
@@ -243,7 +243,7 @@ def copied():
 namer = Namer()
 forks_while_naming = 0
 while forks_while_naming < 50:
-    namings = [namer.name(tokens, 7, bytes(32)) for tokens in [copied() for _ in range(200)]]
+    namings = [namer.name(tokens, 7, bytes(32)) for tokens in [copied() for _ in range(2000)]]
     child = os.fork()
     if not child:
         namer.name(copied(), 7, bytes(32)).keys()

@@ -1,11 +1,13 @@
 """The scheduler half between vLLM's scheduler and the decisions, with a fake server and a fake pool."""
 
 import logging
+import time
 from collections import Counter
 
 import pytest
 
 from kvclient.offload.ends import Report
+from kvclient.offload.lookups import ASK_AGAIN_S
 from kvclient.values import RetrieveResult, StoreResult
 from kvclient.vllm.answers import Answers
 from kvserver.errors import RequestError
@@ -98,6 +100,33 @@ def test_a_prompt_that_is_held_is_retrieved_and_not_stored() -> None:
     bench.half.ended([Report(order.job, 0, RetrieveResult(True, 9, ""), 0.0)])
     assert bench.step(r=41) == ((), ())
     assert bench.pool.pins == Counter()
+
+
+def test_a_prompt_waits_for_a_remote_store_and_asks_again_while_the_engine_steps() -> None:
+    bench, asked = Bench(coming_wait_s=60), request()
+    bench.hold(asked, 1)
+    bench.server.coming = 2
+    assert bench.half.match(asked, 0) == (None, False)
+    assert bench.half.match(asked, 0) == (None, False)
+    assert bench.server.asked == 1, "not before the pause is over"
+    bench.hold(asked, 3)
+    bench.server.coming = 0
+    time.sleep(ASK_AGAIN_S)
+    assert bench.admit(asked) == 3 * CHUNK
+    assert bench.server.asked == 2
+    bench.step()
+    assert bench.server.released == [1]
+
+
+def test_an_aborted_prompt_that_waited_for_a_remote_store_gives_its_lease_back() -> None:
+    bench, asked = Bench(coming_wait_s=60), request()
+    bench.hold(asked, 1)
+    bench.server.coming = 2
+    assert bench.half.match(asked, 0) == (None, False)
+    bench.half.finished("r")
+    bench.step()
+    assert bench.server.released == [1]
+    assert not bench.half.busy()
 
 
 def test_what_comes_from_disk_is_known_when_it_is_allocated_and_counted_when_it_is_there() -> None:

@@ -25,6 +25,9 @@ def test_a_socket_is_enough() -> None:
         ({"socket": "/s", "chunk_tokens": True}, "chunk_tokens"),
         ({"socket": "/s", "chunk_tokens": "256"}, "chunk_tokens"),
         ({"socket": "/s", "min_load_tokens": -1}, "min_load_tokens"),
+        ({"socket": "/s", "remote_wait_ms": -1}, "remote_wait_ms=-1 must not be negative"),
+        ({"socket": "/s", "remote_wait_ms": 2.5}, "remote_wait_ms=2.5 must be of type int"),
+        ({"socket": "/s", "remote_wait_ms": True}, "remote_wait_ms"),
         ({"socket": "/s", "store_output": 1}, "store_output"),
         ({"socket": "/s", "self_test": "yes"}, "self_test='yes' must be one of"),
     ],
@@ -32,6 +35,11 @@ def test_a_socket_is_enough() -> None:
 def test_what_is_wrong_is_named(extra: dict[str, object], named: str) -> None:
     with pytest.raises(RequestError, match=named):
         parse(extra)
+
+
+def test_a_remote_store_is_waited_for_unless_it_is_set_otherwise() -> None:
+    assert parse({"socket": "/s"}).remote_wait_ms == 10_000
+    assert parse({"socket": "/s", "remote_wait_ms": 0}).remote_wait_ms == 0
 
 
 def test_what_vllm_puts_there_itself_is_left_alone() -> None:
