@@ -136,7 +136,6 @@ class Service:
                 core.arena_grew(slabs, problem, placement)
                 movers.arena_grew(core)
         disk.turn(core, now_ns)
-        remote.turn(core, now_ns)
         core.chunks.event_ended()
         if core.clears.waiting or core.chunks.forgetting:
             core.clears.turn()

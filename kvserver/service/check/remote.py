@@ -1,7 +1,16 @@
 """Invariants of the remote tier."""
 
 from kvserver.service.state.core import Core
-from kvserver.service.state.remote_tier import QUEUE_MAX, WANTED_MAX, FetchJob, NoteJob, ProbeJob, PutJob, RemoteTier
+from kvserver.service.state.remote_tier import (
+    PURSUITS_MAX,
+    QUEUE_MAX,
+    WANTED_MAX,
+    FetchJob,
+    NoteJob,
+    ProbeJob,
+    PutJob,
+    RemoteTier,
+)
 
 
 def fetches(core: Core) -> set[int]:
@@ -25,6 +34,7 @@ def check_remote(tier: RemoteTier) -> None:
         assert pursuit in tier.pursuits
         assert (pursuit.space.digest, pursuit.keys[position]) == (digest, key)
     assert len(tier.wanted) <= WANTED_MAX
+    assert len(tier.pursuits) <= PURSUITS_MAX
     assert len(tier.queue) <= QUEUE_MAX
     probing = {job.pursuit for job in jobs if isinstance(job, ProbeJob)}
     for pursuit in tier.pursuits:

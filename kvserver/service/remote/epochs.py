@@ -33,7 +33,7 @@ def tick(core: Core, tier: RemoteTier, now_ns: int) -> None:
             continue
         if known.owes_clear:
             if tier.usable and now_ns >= known.try_again_ns:
-                _order_write(core, tier, digest, "clear", epoch=known.lease.clear_begins(), now_ns=now_ns)
+                _order_write(core, tier, digest, "clear", epoch=known.tell(), now_ns=now_ns)
         elif digest not in core.chunks.spaces:
             tier.forget(digest)
         elif tier.usable and known.lease.wants_read(now_ns / 1e9):

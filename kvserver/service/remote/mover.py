@@ -8,17 +8,18 @@ answer what is here, and nothing waits.
 from kvserver.service.remote import epochs, reads, writes
 from kvserver.service.requests import mismatches, movers
 from kvserver.service.state.core import MILLISECOND_NS, Core
-from kvserver.service.state.remote_tier import FetchJob, NoteJob, ProbeJob, PutJob, RemoteTier
+from kvserver.service.state.remote_tier import FetchJob, NoteJob, ProbeJob, PutJob, RemoteJob, RemoteTier
 from kvserver.wire.orders import RemoteEnded, RemoteIs, RemoteNoteRead, RemoteNoteWritten, RemoteProbed
 
 LOST = "mover-lost"
-RemoteReport = RemoteProbed | RemoteEnded | RemoteNoteRead | RemoteNoteWritten | RemoteIs
+Ending = RemoteProbed | RemoteEnded | RemoteNoteRead | RemoteNoteWritten
+RemoteReport = Ending | RemoteIs
 
 
-def turn(core: Core, now_ns: int) -> None:
-    """Orders the reads and writes that may begin now. Called after every event."""
-    tier = core.remote
-    if tier is None or not tier.ready:
+def _turn(core: Core, tier: RemoteTier, now_ns: int) -> None:
+    """Orders the reads and writes that may begin now. Called at each tick and after each report of the mover, not after
+    lookups: they do not wait for what other prompts look for."""
+    if not tier.ready:
         return
     if tier.pursuits:
         reads.turn(core, tier, now_ns)
@@ -33,6 +34,7 @@ def tick(core: Core, now_ns: int) -> None:
     if tier.mover is None and now_ns >= tier.start_at_ns:
         tier.mover_started(movers.ensure(core, "remote", "", now_ns))
     epochs.tick(core, tier, now_ns)
+    _turn(core, tier, now_ns)
 
 
 def gone(core: Core, tier: RemoteTier, now_ns: int) -> None:
@@ -65,8 +67,13 @@ def reported(core: Core, tier: RemoteTier, report: RemoteReport, now_ns: int) ->
         tier.says(report)
         return
     job = tier.jobs.get(report.job)
-    if job is None:
-        return
+    if job is not None:
+        _ended(core, tier, job, report, now_ns)
+        _turn(core, tier, now_ns)
+
+
+def _ended(core: Core, tier: RemoteTier, job: RemoteJob, report: Ending, now_ns: int) -> None:
+    """Ends a job as the mover reports."""
     core.timers.cancel("remote", job.number)
     fault = "" if isinstance(report, RemoteProbed) else report.fault
     tier.end(job, now_ns, moved=not fault)

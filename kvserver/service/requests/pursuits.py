@@ -7,7 +7,7 @@ parents first, and each is an ordinary chunk of DRAM as soon as its bytes were c
 
 from kvserver.index.space import Node, Space
 from kvserver.service.state.core import MILLISECOND_NS, Core
-from kvserver.service.state.remote_tier import WANTED_MAX, ProbeJob, Pursuit, RemoteTier, split
+from kvserver.service.state.remote_tier import PURSUITS_MAX, WANTED_MAX, ProbeJob, Pursuit, RemoteTier, split
 from kvserver.service.state.sessions import Session
 from kvserver.service.telling.lookup_counts import LookupResult
 from kvserver.wire.messages import KEY_BYTES
@@ -37,7 +37,7 @@ def _begin(
     tokens = (len(keys) // KEY_BYTES - held) * space.geometry.chunk_tokens
     if epoch is None or not tier.usable or not space.complete or tokens < tier.remote.tokens_min:
         return
-    if core.operators.drain or len(tier.wanted) + len(wanted) > WANTED_MAX:
+    if core.operators.drain or len(tier.pursuits) >= PURSUITS_MAX or len(tier.wanted) + len(wanted) > WANTED_MAX:
         return
     if tier.is_put_aside(space.digest, wanted[0], now_ns) or space.find(wanted[0]) is not None:
         return

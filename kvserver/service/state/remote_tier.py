@@ -18,6 +18,8 @@ from kvserver.wire.orders import Order, RemoteIs
 
 WANTED_MAX = 1 << 16
 """Keys that are looked for at a time."""
+PURSUITS_MAX = 256
+"""Prompts for which they are looked for."""
 PUT_ASIDE_MAX = 1 << 16
 """Keys that are not asked for again for a while."""
 USED_MAX = 1024
@@ -141,6 +143,11 @@ class NamespaceEpoch:
     """No earlier than then a clear is tried again."""
     clears: list[Clear] = field(default_factory=list)
     """Those that wait until the store knows."""
+    told: list[Clear] = field(default_factory=list)
+    """Those of them that the store is being told of. A Clear that comes meanwhile needs an order of its own: other
+    servers may have stored since."""
+    owes_again: bool = False
+    """Such a Clear has come."""
 
     def job_begins(self) -> None:
         self.has_job = True
@@ -150,19 +157,26 @@ class NamespaceEpoch:
 
     def owe(self, clear: Clear | None) -> None:
         """It was cleared here. clear: who waits for the store, if anybody does."""
+        self.owes_again = self.owes_clear and self.has_job
         self.owes_clear, self.try_again_ns = True, 0
         if clear is not None:
             self.clears.append(clear)
+
+    def tell(self) -> int:
+        """The store is told now. Returns the epoch to write."""
+        self.told, self.owes_again = self.clears.copy(), False
+        return self.lease.clear_begins()
 
     def not_taken(self, try_again_ns: int) -> None:
         """The store has not taken the clear."""
         self.try_again_ns = try_again_ns
 
     def taken(self) -> list[Clear]:
-        """The store knows. Returns those that waited for it."""
-        self.owes_clear = False
-        waiting, self.clears = self.clears, []
-        return waiting
+        """The store knows what it was told. Returns those that waited for it."""
+        self.owes_clear = self.owes_again
+        told = [clear for clear in self.told if clear in self.clears]
+        self.clears = [clear for clear in self.clears if clear not in told]
+        return told
 
 
 class RemoteTier:
