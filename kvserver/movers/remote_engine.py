@@ -100,7 +100,7 @@ class Ended(NamedTuple):
     faults: tuple[Fault, ...] = ()
     """Of a Probe, for each name: why nothing is known, or what is wrong with what is there. Empty: all is known."""
     sums: tuple[int, ...] = ()
-    """Of a Fetch that went well: the sum of each shard that was wanted, in their order."""
+    """The sum of each wanted shard, in their order, after a Fetch that went well."""
     note: bytes | None = None
     """Of a ReadNote; None if there is none."""
     io_ns: int = 0

@@ -394,7 +394,7 @@ class RemoteEnded(Frame, tag="remote-ended", frozen=True):
     fault: RemoteFault
     io_ns: int
     sums: Packed = b""
-    """Of a FetchRemote that went well: the sum of each shard that was wanted, packed u64, in their order."""
+    """The sum of each wanted shard, packed u64, in their order, after a FetchRemote that went well."""
 
 
 class RemoteNoteRead(Frame, tag="remote-note-read", frozen=True):

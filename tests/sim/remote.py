@@ -55,7 +55,7 @@ Name = tuple[bytes, int, bytes]
 
 @dataclass(eq=False)
 class Value:
-    """What the store has of one chunk."""
+    """One chunk in the store."""
 
     head: Head
     shards: list[list[Block]]
@@ -163,7 +163,7 @@ class Reading:
     head: Head
     offsets: list[int]
     came: list[list[Block]]
-    """What the store gave, shard by shard."""
+    """Contents that the store gave, shard by shard."""
     left: list[tuple[int, int]] = field(default_factory=list)
     """(shard, place) of each block that is still to be written into the arena."""
 

@@ -35,7 +35,7 @@ from kvserver.wire.messages import KEY_BYTES
 log = logging.getLogger("vllm.kvserver.scheduler")
 
 PAUSE_S = 0.002
-"""What an idle engine waits before it asks again for chunks that come from a remote store."""
+"""Pause of an idle engine before it asks again for chunks that come from a remote store."""
 ASKED_EACH_STEP = 4
 """Lookups per step for requests that are not matched yet. Each costs the step about 50 us."""
 

@@ -132,7 +132,7 @@ RemoteJob = ProbeJob | FetchJob | PutJob | NoteJob
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class NamespaceEpoch:
-    """What is known of a namespace's epoch."""
+    """Knowledge of a namespace's epoch, and clears that the store has to learn of."""
 
     lease: EpochLease
     has_job: bool = False
