@@ -356,9 +356,8 @@ void prepare_digest(uint64_t payload_bytes) {
 std::array<uint32_t, 2 * DIGEST_COLUMNS> digest_columns() {
     std::array<uint32_t, 2 * DIGEST_COLUMNS> limbs;
     for (size_t word = 0; word < DIGEST_COLUMNS; ++word) {
-        const size_t at = word / 4 * 8 + word % 4;
-        limbs[at] = static_cast<uint32_t>(columns().whole[word] & LIMB_MASK);
-        limbs[at + 4] = static_cast<uint32_t>(columns().whole[word] >> LIMB_BITS);
+        limbs[word] = static_cast<uint32_t>(columns().whole[word] & LIMB_MASK);
+        limbs[DIGEST_COLUMNS + word] = static_cast<uint32_t>(columns().whole[word] >> LIMB_BITS);
     }
     return limbs;
 }

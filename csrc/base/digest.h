@@ -70,7 +70,7 @@ void prepare_digest(uint64_t payload_bytes);
 
 // ------------------------------------------------------------------ the tables, for kernels
 
-// B: for each four words of a row their lower limbs (30 bits), then their upper limbs.
+// B: the lower limbs (30 bits) of all words of a row, then their upper limbs.
 std::array<uint32_t, 2 * DIGEST_COLUMNS> digest_columns();
 // A: the first `rows` entries. std::invalid_argument beyond those of the longest payload.
 std::vector<uint64_t> digest_rows(uint64_t rows);

@@ -34,6 +34,7 @@ namespace {
 constexpr uint64_t MIB = 1 << 20;
 constexpr uint64_t POOL_BYTES = 2 * MIB + 96;
 constexpr uint64_t ROWS = 1 << 15;  // of payloads up to 128 MiB
+constexpr uint32_t PIECES_MAX = 1 << 15;
 constexpr unsigned SUMS = 64;
 constexpr unsigned PAYLOADS = 5;  // of one scene
 constexpr double WAIT_S = 20;
@@ -232,6 +233,28 @@ void check_few(Bench& bench, const Kernels& kernels) {
     bench.staging.fetch(bench.driver, bench.stream);
 }
 
+// So many pieces that a crew has several of the same row, of the largest words, in three payloads. The pool has no other.
+void check_neighbours(Bench& bench, const Kernels& kernels) {
+    constexpr uint32_t COUNT = PIECES_MAX - 5;
+    const std::vector<std::byte> words(COUNT * uint64_t{2048}, std::byte{0xff});
+    for (const uint64_t bytes : {1, 4, 16, 496, 512, 528, 2048}) {
+        std::vector<DigestSum> expected(3);
+        for (uint32_t index = 0; index < COUNT; ++index) {
+            const auto sum = static_cast<unsigned short>(index / (COUNT / 3 + 1));
+            const Address from = bench.pool.device.address() + index * bytes % MIB;
+            bench.pieces()[index] = {from, 0, static_cast<unsigned>(index * bytes), static_cast<unsigned short>(bytes),
+                                     sum};
+            if (index == 0 || sum != bench.pieces()[index - 1].sum) {
+                const uint64_t pieces = std::min(COUNT - index, COUNT / 3 + 1);
+                expected[sum] = kv::digest_sum({words.data(), pieces * bytes}, index * bytes);
+            }
+        }
+        const std::vector<DigestSum> found = bench.run(kernels, COUNT);
+        require(std::equal(expected.begin(), expected.end(), found.begin(), equal),
+                kv::format("neighbours of %lu bytes differ", bytes));
+    }
+}
+
 // A whole pool as one payload of the largest words, from a place that is in no row's beginning.
 void check_largest(Bench& bench, const Kernels& kernels) {
     std::vector<std::byte> before(bench.pool.host.data(), bench.pool.host.data() + POOL_BYTES);
@@ -247,6 +270,7 @@ void check_largest(Bench& bench, const Kernels& kernels) {
         const DigestSum expected = kv::digest_sum({bench.pool.host.data(), POOL_BYTES}, place);
         require(equal(bench.run(kernels, count)[1], expected), kv::format("bytes of 255 at %lu differ", place));
     }
+    check_neighbours(bench, kernels);
     std::memcpy(bench.pool.host.data(), before.data(), POOL_BYTES);
     bench.pool.send(bench.driver, bench.stream);
 }
@@ -399,7 +423,7 @@ void run(const Arguments& arguments) {
     std::printf("{\"name\": \"%s\", \"arch\": \"%s\", \"version\": %d}\n", facts.name.c_str(), facts.arch.c_str(),
                 driver.version());
     const Current current(driver, 0);
-    Bench bench(driver, POOL_BYTES, POOL_BYTES, 1 << 15);
+    Bench bench(driver, POOL_BYTES, POOL_BYTES, PIECES_MAX);
     for (const std::string& rtc : {arguments.rtc, std::string("/nonexistent/librtc.so")}) {
         const Kernels kernels(driver, 0, {rtc, ""});
         int scenes = 0;

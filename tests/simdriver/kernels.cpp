@@ -153,7 +153,7 @@ static Address copied_by(const Launch& launch, const std::byte* pieces) {
 }
 
 static void run_digest(const Launch& launch, const std::byte* pieces) {
-    const auto* columns = reinterpret_cast<const Columns*>(resolve(launch.columns, ROW_BYTES / 16 * sizeof(Columns)));
+    const auto columns = reinterpret_cast<Word64>(resolve(launch.columns, 2 * ROW_BYTES));
     kv_digest(reinterpret_cast<const DigestPiece*>(pieces), launch.count, columns, launch.rows, launch.totals,
               launch.crews);
 }

@@ -76,6 +76,10 @@ template <typename Unit>
 KV_FUNCTION void write(Word64 to, const Unit& unit) {
     __builtin_memcpy(reinterpret_cast<void*>(to), &unit, sizeof unit);
 }
+template <typename Unit>
+KV_FUNCTION void look_up(Unit& unit, Word64 from) {
+    read(unit, from);
+}
 KV_FUNCTION void split(const Unit16& unit, unsigned (&words)[4]) { __builtin_memcpy(words, &unit, sizeof words); }
 KV_FUNCTION void add(Word64 to, Word64 number) {
     __atomic_fetch_add(reinterpret_cast<Word64*>(to), number, __ATOMIC_RELAXED);
@@ -142,6 +146,13 @@ KV_FUNCTION void write(Word64 to, const Unit16& unit) {
                  : "l"(to), "r"(unit.a), "r"(unit.b), "r"(unit.c), "r"(unit.d)
                  : "memory");
 }
+// Of a table that nobody writes, and that shall stay in the cache.
+KV_FUNCTION void look_up(Unit16& unit, Word64 from) {
+    asm("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(unit.a), "=r"(unit.b), "=r"(unit.c), "=r"(unit.d)
+        : "l"(from));
+}
+KV_FUNCTION void look_up(unsigned& word, Word64 from) { asm("ld.global.nc.u32 %0, [%1];" : "=r"(word) : "l"(from)); }
 KV_FUNCTION void split(const Unit16& unit, unsigned (&words)[4]) {
     words[0] = unit.a, words[1] = unit.b, words[2] = unit.c, words[3] = unit.d;
 }
@@ -186,6 +197,11 @@ KV_FUNCTION void read(Unit16& unit, Word64 from) {
 }
 KV_FUNCTION void write(Word64 to, const Unit16& unit) {
     __builtin_nontemporal_store(unit, reinterpret_cast<KV_GLOBAL Unit16*>(to));
+}
+// Of a table, which shall stay in the cache.
+template <typename Unit>
+KV_FUNCTION void look_up(Unit& unit, Word64 from) {
+    unit = *reinterpret_cast<const KV_GLOBAL Unit*>(from);
 }
 KV_FUNCTION void split(const Unit16& unit, unsigned (&words)[4]) {
     words[0] = unit.x, words[1] = unit.y, words[2] = unit.z, words[3] = unit.w;
@@ -324,16 +340,10 @@ KV_FUNCTION Word64 value(const Sum& sum) {
     return folded(folded(rest) + (sum.tops >> 4) + ((Word64)(sum.tops & 15) << TOP_SHIFT));
 }
 
-// Four entries of B, as base/digest.h gives them.
-struct alignas(16) Columns {
-    unsigned lower[4];
-    unsigned upper[4];
-};
-
 // The tables B and A, and what a lane has summed: rows that it has left, and its words of the row that it is in, times
 // the lower and times the upper limbs of their columns.
 struct Lane {
-    const Columns* columns;
+    Word64 columns;
     Word64 rows;
     Word64 sum;
     Sum lower;
@@ -349,34 +359,37 @@ KV_FUNCTION void end_row(Lane& lane, unsigned row) {
     lane.lower = lane.upper = {0, 0};
 }
 
-KV_FUNCTION const Columns* columns_at(const Lane& lane, unsigned offset) {
-    return lane.columns + offset % ROW_BYTES / 16;
-}
+// Where the lower limb of a word's column is; the upper limb lies a row behind it. Lanes beside each other read entries
+// beside each other, because these loads, not the products, are what takes the time.
+KV_FUNCTION Word64 column_at(const Lane& lane, unsigned offset) { return lane.columns + offset % ROW_BYTES; }
 
-KV_FUNCTION void weigh(Lane& lane, const Unit16& unit, const Columns& columns) {
-    unsigned words[4];
+KV_FUNCTION void weigh(Lane& lane, const Unit16& unit, Word64 column) {
+    Unit16 lowers, uppers;
+    look_up(lowers, column);
+    look_up(uppers, column + ROW_BYTES);
+    unsigned words[4], lower_limbs[4], upper_limbs[4];
     split(unit, words);
+    split(lowers, lower_limbs);
+    split(uppers, upper_limbs);
     Word64 lower = 0, upper = 0;  // four products of 32 and 30 bits just fit
     for (unsigned word = 0; word < 4; ++word) {
-        lower += product(words[word], columns.lower[word]);
-        upper += product(words[word], columns.upper[word]);
+        lower += product(words[word], lower_limbs[word]);
+        upper += product(words[word], upper_limbs[word]);
     }
     grow(lane.lower, lower);
     grow(lane.upper, upper);
 }
 
-KV_FUNCTION void weigh(Lane& lane, const Unit16& unit, unsigned offset) {
-    weigh(lane, unit, *columns_at(lane, offset));
+KV_FUNCTION void weigh(Lane& lane, unsigned word, Word64 column) {
+    unsigned lower, upper;
+    look_up(lower, column / 4 * 4);
+    look_up(upper, column / 4 * 4 + ROW_BYTES);
+    grow(lane.lower, product(word, lower));
+    grow(lane.upper, product(word, upper));
 }
 
-KV_FUNCTION void weigh(Lane& lane, unsigned word, unsigned offset) {
-    const Columns* columns = columns_at(lane, offset);
-    grow(lane.lower, product(word, columns->lower[offset / 4 % 4]));
-    grow(lane.upper, product(word, columns->upper[offset / 4 % 4]));
-}
-
-KV_FUNCTION void weigh(Lane& lane, unsigned char byte, unsigned offset) {
-    weigh(lane, (unsigned)byte << 8 * (offset % 4), offset);
+KV_FUNCTION void weigh(Lane& lane, unsigned char byte, Word64 column) {
+    weigh(lane, (unsigned)byte << 8 * (unsigned)(column % 4), column);
 }
 
 // to: where the units are copied as well, or 0.
@@ -401,18 +414,18 @@ KV_FUNCTION void sum_units(Lane& lane, Word64 to, Word64 from, unsigned offset, 
                     write(to + at + 2 * STEP, third);
                     write(to + at + 3 * STEP, fourth);
                 }
-                const Columns* const columns = columns_at(lane, offset + at);
-                weigh(lane, first, columns[0]);
-                weigh(lane, second, columns[STEP / 16]);
-                weigh(lane, third, columns[2 * STEP / 16]);
-                weigh(lane, fourth, columns[3 * STEP / 16]);
+                const Word64 column = column_at(lane, offset + at);
+                weigh(lane, first, column);
+                weigh(lane, second, column + STEP);
+                weigh(lane, third, column + 2 * STEP);
+                weigh(lane, fourth, column + 3 * STEP);
             }
         }
         for (; at < end; at += STEP) {
             Unit unit;
             read(unit, from + at);
             if (to != 0) write(to + at, unit);
-            weigh(lane, unit, offset + at);
+            weigh(lane, unit, column_at(lane, offset + at));
         }
         end_row(lane, (offset + end - 1) / ROW_BYTES);
     }
@@ -500,8 +513,9 @@ KV_FUNCTION void report_all(const DigestTotals& totals) {
     fence_for_host();
 }
 
-// columns, rows: the tables B and A. The crew that ends last reports: a copy would wait behind others for the link.
-KV_KERNEL void kv_digest(const DigestPiece* pieces, unsigned count, const Columns* columns, Word64 rows,
+// columns, rows: the tables B and A, as base/digest.h gives them. The crew that ends last reports: a copy would wait
+// behind others for the link.
+KV_KERNEL void kv_digest(const DigestPiece* pieces, unsigned count, Word64 columns, Word64 rows,
                          DigestTotals totals, unsigned crews) {
     const Lane lane = {columns, rows, 0, {0, 0}, {0, 0}};
     KV_EACH_CREW(crew, crews) {
