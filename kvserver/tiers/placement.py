@@ -15,7 +15,10 @@ BURST_SHARE = 24
 bytes of a day."""
 RATE_AT_FIRST = 500_000_000
 """Bytes per second until a rate was measured."""
-RATE_WEIGHT = 0.2
+GUESS_S = 0.02
+"""Weight of that guess."""
+RATE_WINDOW_S = 1.0
+"""Busy time after which a measurement has half of its weight."""
 RATE_BYTES_MIN = 1 << 20
 """Fewer bytes are not enough for a measurement."""
 
@@ -72,7 +75,7 @@ class Rate:
     """Bytes per second that a busy device moves."""
 
     def __init__(self) -> None:
-        self.bytes_per_s = float(RATE_AT_FIRST)
+        self._recent_bytes, self._recent_s = RATE_AT_FIRST * GUESS_S, GUESS_S
         self.measured = False
         """False: bytes_per_s is a guess. Decisions use it, but it is not shown."""
         self._busy_since_ns = 0
@@ -92,8 +95,15 @@ class Rate:
         took_ns = now_ns - self._busy_since_ns
         if self._bytes >= RATE_BYTES_MIN and took_ns > 0:
             self.measured = True
-            self.bytes_per_s += RATE_WEIGHT * (self._bytes * 1e9 / took_ns - self.bytes_per_s)
+            # Bytes and times are added up apart: ends are often told in bursts, between which hardly any time passes.
+            keeps = RATE_WINDOW_S / (RATE_WINDOW_S + took_ns / 1e9)
+            self._recent_bytes = self._recent_bytes * keeps + self._bytes
+            self._recent_s = self._recent_s * keeps + took_ns / 1e9
             self._busy_since_ns, self._bytes = now_ns, 0
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self._recent_bytes / self._recent_s
 
     def seconds_for(self, count: int) -> float:
         return count / self.bytes_per_s

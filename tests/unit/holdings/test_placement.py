@@ -1,5 +1,6 @@
 """Placement: which chunks may be written to disk, and when."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,6 +56,19 @@ def test_a_rate_is_not_measured_from_nothing() -> None:
     rate.began(0)
     rate.ended(0, 50 * SECOND_NS)
     assert rate.bytes_per_s == before
+
+
+def test_a_rate_is_the_same_whether_ends_are_told_one_by_one_or_in_bursts() -> None:
+    """1 GB/s in both, measured over many ends."""
+    steady, in_bursts = Rate(), Rate()
+    for rate, at_a_time in ((steady, 1), (in_bursts, 8)):
+        for _ in range(960):
+            rate.began(0)
+        for end in range(960):
+            told_ns = (end // at_a_time + 1) * at_a_time * 4_000_000 + end % at_a_time * 1000
+            rate.ended(4_000_000, told_ns)
+    assert steady.bytes_per_s == pytest.approx(1e9, rel=0.02)
+    assert in_bursts.bytes_per_s == pytest.approx(1e9, rel=0.05)
 
 
 def test_the_oldest_key_is_forgotten_first() -> None:

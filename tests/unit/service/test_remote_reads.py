@@ -1,5 +1,6 @@
 """Which heads of a remote store a server takes, and how long a lookup says that more may come."""
 
+import dataclasses
 import struct
 from typing import TypeVar
 
@@ -151,6 +152,38 @@ def test_a_prefix_that_would_bring_too_few_tokens_is_computed() -> None:
     assert rig.client.lookup(keys).coming == 5
     rig.has(keys, 0, 1, 2)
     assert not rig.asked(FetchRemote)
+    assert_nobody_waits(rig, keys)
+
+
+def assert_nobody_waits(rig: RemoteRig, keys: bytes) -> None:
+    """Who asks again for what the server does not want computes it. After a while the store is asked again."""
+    probes = len(rig.asked(ProbeRemote))
+    assert rig.client.lookup(keys).coming == 0
+    assert len(rig.asked(ProbeRemote)) == probes
+    rig.wait_ms(ABSENT_MS)
+    assert rig.client.lookup(keys).coming > 0
+    assert len(rig.asked(ProbeRemote)) == probes + 1
+
+
+def test_a_prefix_that_is_computed_faster_than_read_is_computed() -> None:
+    rig, keys = RemoteRig(), chain(1, 5)
+    rig.core.bounds = dataclasses.replace(rig.core.bounds, recompute_tokens_per_s=10**9)
+    assert rig.core.remote is not None
+    rig.core.remote.reads.began(0)
+    rig.core.remote.reads.ended(2 << 20, 10**9)
+    assert rig.client.lookup(keys).coming == 5
+    rig.has(keys, 0, 1, 2, 3, 4)
+    assert not rig.asked(FetchRemote)
+    assert_nobody_waits(rig, keys)
+
+
+def test_a_prefix_for_which_there_is_no_room_is_computed() -> None:
+    rig, keys = RemoteRig(), chain(1, 5)
+    rig.core.chunks.chunks_max = 0
+    assert rig.client.lookup(keys).coming == 5
+    rig.has(keys, 0, 1, 2, 3, 4)
+    assert not rig.asked(FetchRemote)
+    assert_nobody_waits(rig, keys)
 
 
 @pytest.mark.parametrize("part", ["parent", "epoch", "namespace"])
