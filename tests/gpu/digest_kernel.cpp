@@ -233,7 +233,8 @@ void check_few(Bench& bench, const Kernels& kernels) {
     bench.staging.fetch(bench.driver, bench.stream);
 }
 
-// So many pieces that a crew has several of the same row, of the largest words, in three payloads. The pool has no other.
+// So many pieces that a crew has several of the same row, of the largest words, in three payloads. The pool has no
+// other.
 void check_neighbours(Bench& bench, const Kernels& kernels) {
     constexpr uint32_t COUNT = PIECES_MAX - 5;
     const std::vector<std::byte> words(COUNT * uint64_t{2048}, std::byte{0xff});

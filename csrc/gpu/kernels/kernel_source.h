@@ -515,8 +515,8 @@ KV_FUNCTION void report_all(const DigestTotals& totals) {
 
 // columns, rows: the tables B and A, as base/digest.h gives them. The crew that ends last reports: a copy would wait
 // behind others for the link.
-KV_KERNEL void kv_digest(const DigestPiece* pieces, unsigned count, Word64 columns, Word64 rows,
-                         DigestTotals totals, unsigned crews) {
+KV_KERNEL void kv_digest(const DigestPiece* pieces, unsigned count, Word64 columns, Word64 rows, DigestTotals totals,
+                         unsigned crews) {
     const Lane lane = {columns, rows, 0, {0, 0}, {0, 0}};
     KV_EACH_CREW(crew, crews) {
         sum_pieces(pieces, count, lane, totals, crews, crew);
