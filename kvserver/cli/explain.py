@@ -36,6 +36,16 @@ CAUSES = {
     "deadline": "not every rank stored its part in time (reserve_ttl_ms)",
     "cleared": "its namespace was cleared",
 }
+REMOTE = {
+    "unusable": "is not usable now (kvserver status says why)",
+    "clear-owed": "has not confirmed a Clear of this namespace: nothing of it is read or written until then",
+    "unknown": "has not told lately which chunks of this namespace count: nothing of it is read or written until then",
+    "queued": "is to get it: it waits to be written",
+    "probing": "is being asked for it",
+    "reading": "has it: it is read now, or after those before it",
+    "aside": "did not have it, or it could not be read; it is not asked for again",
+    "unasked": "has not been asked for it lately. A lookup asks for it, if it would bring tokens_min tokens",
+}
 
 
 def explain(client: "Client", *, keys: list[str], tokens: str, namespace: str) -> list[str]:
@@ -79,6 +89,9 @@ def sentences(found: Explanation) -> list[str]:
         lines.append(f"  next chunk {found.key}")
     if found.cause:
         lines.append(f"  it left {found.gone_s:.1f} s ago: {CAUSES.get(found.cause, found.cause)}")
+    if found.remote:
+        rest = f" for {found.remote_s:.1f} s" if found.remote_s else ""
+        lines.append(f"  the remote store {REMOTE.get(found.remote, found.remote)}{rest}")
     if found.held_in:
         lines.append(
             f"  the same key is held in namespace {', '.join(found.held_in)}: engines that should share differ"

@@ -5,7 +5,7 @@ from functools import partial
 
 from kvserver.cli.rates import Between
 from kvserver.units import duration, percent, rate, show_bytes, size, table
-from kvserver.wire.status import SHOWN_MAX, CacheStatus, Status
+from kvserver.wire.status import SHOWN_MAX, CacheStatus, RemoteStatus, Status
 
 
 def overview(status: Status) -> list[str]:
@@ -72,6 +72,7 @@ def _server(status: Status) -> Iterator[str]:
     if arena.problem:
         yield f"          stopped growing: {arena.problem}"
     yield from _disks(status)
+    yield from _remote(status)
     yield f"index     {status.chunks:,} chunks of {status.chunks_max:,} at most, {status.namespaces} namespaces"
     yield f"hits      {start.tokens_of()} of the tokens asked for since the start"
     if status.reuse:
@@ -97,6 +98,33 @@ def _disks(status: Status) -> Iterator[str]:
             today = size(disk.daily_write_bytes)
             yield f"            {size(disk.budget_bytes)} may be written now, {today} a day"
         yield f"            {disk.said}"
+
+
+def remote_said(remote: RemoteStatus) -> str:
+    """Whether the remote store can be used, and what it owes, in words."""
+    if not remote.usable:
+        return f"not usable: {remote.problem or 'its mover does not run'}"
+    parts = ["usable"]
+    if remote.nodes_left_alone:
+        parts.append(f"left alone: {', '.join(remote.nodes_left_alone)}")
+    if remote.namespaces_known < remote.namespaces:
+        parts.append(f"{remote.namespaces_known} of {remote.namespaces} namespaces known")
+    if remote.clears_owed:
+        parts.append(f"{remote.clears_owed} clears not confirmed")
+    return ", ".join(parts)
+
+
+def _remote(status: Status) -> Iterator[str]:
+    """The lines about the remote store; none without one."""
+    remote, start = status.remote, Between(None, status)
+    if remote is None:
+        return
+    yield f"remote    {remote.name}, {remote.url}: {remote_said(remote)}"
+    yield (
+        f"          {start.grown('remote_reads'):,} chunks read ({size(start.grown('remote_read_bytes'))}), "
+        f"{start.grown('remote_writes'):,} written ({size(start.grown('remote_written_bytes'))}) since the start; "
+        f"{remote.looked_for:,} prompts are looked for, {remote.queued_chunks:,} chunks wait to be written"
+    )
 
 
 def _on_call(status: Status) -> Iterator[str]:

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from kvserver.cli.rates import Between, History
-from kvserver.cli.status_text import headline, movers
+from kvserver.cli.status_text import headline, movers, remote_said
 from kvserver.errors import ResourceError
 from kvserver.service.telling.counters import DIRECTIONS
 from kvserver.units import duration, percent, rate, size, table
@@ -113,6 +113,9 @@ class View:
         parts += [f"{direction} {rate(rates[-1] if rates else 0)}" for direction, rates in self._moved.items()]
         parts.append(f"arena {percent(status.arena.used_bytes, status.arena.total_bytes)}")
         parts += [f"disk{disk.device} {percent(disk.used_bytes, disk.total_bytes)}" for disk in status.disks]
+        if status.remote is not None:
+            moved = f"{rate(now.per_s('remote_read_bytes'))} in, {rate(now.per_s('remote_written_bytes'))} out"
+            parts.append(f"remote {moved if status.remote.usable else 'not usable'}")
         parts.append(f"sessions {status.sessions}")
         parts.append(f"jobs {status.stores + status.retrieves}")
         yield "  ".join(parts)
@@ -122,7 +125,13 @@ class View:
         status = self._history.last
         if status is None:
             return Group(Text("no answer yet", "bold red"))
-        return Group(*self._head(status, silent_s), *self._traffic(status), *_tiers(status), *_tables(status))
+        return Group(
+            *self._head(status, silent_s),
+            *self._traffic(status),
+            *_tiers(status),
+            *self._remote(status),
+            *_tables(status),
+        )
 
     def _head(self, status: Status, silent_s: float | None) -> Iterator[Text]:
         yield Text(headline(status), "bold")
@@ -146,6 +155,18 @@ class View:
             if status.disk_state or direction in ("store", "retrieve"):
                 bars = spark(rates, max(rates, default=0.0))
                 yield Text.assemble(f"{direction:10}{rate(rates[-1] if rates else 0):>10}  ", (bars, "cyan"))
+
+    def _remote(self, status: Status) -> Iterator[Text]:
+        remote, now = status.remote, self._history.lately(NOW_S)
+        if remote is None:
+            return
+        yield Text(
+            f"{'remote':10}{now.per_s('remote_found'):.3g} of {now.per_s('remote_probed'):.3g} chunks/s found; "
+            f"read {now.per_s('remote_reads'):.3g}/s, {rate(now.per_s('remote_read_bytes'))}; "
+            f"written {now.per_s('remote_writes'):.3g}/s, {rate(now.per_s('remote_written_bytes'))}; "
+            f"{remote.queued_chunks:,} wait"
+        )
+        yield Text(f"{'':10}{remote.name}, {remote_said(remote)}", "" if remote.usable else "red")
 
 
 def _hits(seen: Between, status: Status, shares: Sequence[float]) -> Text:

@@ -25,6 +25,10 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """Why that chunk has left, if it was held (service/telling/evicted_keys.py)."""
     gone_s: float = 0.0
     """Time since it left."""
+    remote: str = ""
+    """What the remote store has to do with it (service/requests/remote_reason.py). Empty: there is no store."""
+    remote_s: float = 0.0
+    """For so long it is not asked for."""
     held_in: list[str] = []
     """Other namespaces that hold this key: the engines should share, but differ in a setting."""
 

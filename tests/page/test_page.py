@@ -11,6 +11,7 @@ from kvserver.wire.status import Status
 from tests.page.browser import Browser
 from tests.page.story import MIB, Story, a_status, asked
 from tests.process.harness import until
+from tests.rigs.status_document import a_remote
 
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 QUICK = "const ask = setTimeout; window.setTimeout = (what, ms) => ask(what, ms && Math.min(ms, 20));"
@@ -79,12 +80,24 @@ def test_a_server_without_disks_shows_nothing_of_them(page: Browser) -> None:
         )
         page.open(story.address)
         shown(page, "#sessions-more", "nobody is connected")
-        assert [page.sees(selector) for selector in ("#h-movers", "#h-disks", "#promote-rate", "#h-caches")] == [
+        assert [
+            page.sees(selector) for selector in ("#h-movers", "#h-disks", "#promote-rate", "#h-caches", "#h-remote")
+        ] == [
             True,
-            *3 * [False],
+            *4 * [False],
         ]
         assert "disk to DRAM" not in page.text("#moved")
         assert "none yet" in page.text("#movers-more")
+
+
+def test_a_remote_store_has_a_table_and_its_state_is_said(page: Browser) -> None:
+    with Story() as story:
+        story.tell(a_status(remote=a_remote(nodes_left_alone=["a:1"], clears_owed=5)))
+        page.open(story.address)
+        shown(page, "#server", "kvserver 7.5.3")
+        store = page.table("#remote")["fleet"]
+        assert store[:2] == ["valkey://10.0.0.7", "usable, left alone: a:1"]
+        assert store[-3:] == ["2", "17", "5"]
 
 
 def test_hits_are_counted_from_when_the_page_was_opened_and_sum_to_what_was_asked(page: Browser) -> None:

@@ -1,5 +1,7 @@
 """A Rig whose service has a disk tier: its disk mover obeys at once, or waits for finish_disk()."""
 
+from typing import Any
+
 from kvserver.service.base.events import MoverGone
 from kvserver.service.state.clear_notes import GENERATIONS
 from kvserver.tiers.extents import DEVICES_MAX
@@ -54,7 +56,7 @@ def sums_of(order: Demote | Promote) -> bytes:
 
 
 class DiskRig(Rig):
-    def __init__(self, **bounds: int) -> None:
+    def __init__(self, **bounds: Any) -> None:
         self.disk_works = True
         """False: reads and writes stay under way until finish_disk()."""
         self._at_work = False

@@ -1,7 +1,9 @@
 """A status document of a server that is well, with figures that differ from each other."""
 
+import msgspec
+
 from kvserver.service.telling.counters import Counters
-from kvserver.wire.status import ArenaStatus, MoverStatus, SlotSize, Status
+from kvserver.wire.status import ArenaStatus, MoverStatus, RemoteStatus, SlotSize, Status
 
 
 def a_status(*, slabs_ready: int = 3, problem: str = "") -> Status:
@@ -37,3 +39,21 @@ def a_status(*, slabs_ready: int = 3, problem: str = "") -> Status:
         shown_caches=[],
         counters=Counters().totals(),
     )
+
+
+def a_remote(**changes: object) -> RemoteStatus:
+    """A remote store that is well, or different in what `changes` says."""
+    fine = RemoteStatus(
+        name="fleet",
+        url="valkey://10.0.0.7",
+        usable=True,
+        namespaces=3,
+        namespaces_known=3,
+        looked_for=2,
+        queued_chunks=17,
+        reading_bytes=0,
+        writing_bytes=0,
+        read_bytes_per_s=0.0,
+        clears_owed=0,
+    )
+    return msgspec.structs.replace(fine, **changes)

@@ -351,7 +351,9 @@ class SnapshotCollector(Collector):
         yield _gauge("digests", "1: what is loaded is compared with what was stored. 0: it is not.", value=is_on)
 
     def _remote(self) -> Iterator[Metric]:
-        """Metrics of the remote store; all are 0 without one."""
+        """Metrics of the remote store. Without one the counters are 0, and there are no gauges: 0 would say that it is
+        not usable."""
+        yield from self._remote_state()
         seen = self._counters
         events = {"probed": seen.remote_probed, "found": seen.remote_found, "read": seen.remote_reads}
         events |= {"written": seen.remote_writes, "existed": seen.remote_existed, "dropped": seen.remote_dropped}
@@ -368,6 +370,21 @@ class SnapshotCollector(Collector):
         for where, count in sorted(seen.remote_failures.items()):
             family.add_metric(where, count)
         yield family
+
+    def _remote_state(self) -> Iterator[Metric]:
+        remote = self._status.remote
+        if remote is None:
+            return
+        text = "1 while the remote store is open and its mover runs, else 0: nothing there is read or written."
+        yield _gauge("remote_usable", text, value=remote.usable)
+        text = "Nodes of the remote store that failed again and again. They are asked again by themselves."
+        yield _gauge("remote_nodes_left_alone", text, value=len(remote.nodes_left_alone))
+        text = "Namespaces that were cleared here, and the remote store has not confirmed it."
+        yield _gauge("remote_clears_owed", text, value=remote.clears_owed)
+        notes = {"used": remote.namespaces, "known": remote.namespaces_known}
+        text = "Namespaces by state: known (their notes were read, so their chunks count) <= used."
+        yield _gauge("remote_namespaces", text, "state", notes)
+        yield _gauge("remote_queued_chunks", "Chunks that wait to be written there.", value=remote.queued_chunks)
 
     def _disk(self) -> Iterator[Metric]:
         """Metrics of the disk tier; all are 0 without one."""

@@ -15,6 +15,10 @@ from kvserver.wire.status import ArenaStatus, DiskStatus, MoverStatus, RemoteSta
 BAD_RECORDS = ("io", "checksum", "stale", "short", "lost")
 """Faults of a disk's records. `cancelled` is not one of them."""
 
+PASSING = ("gone", "stale", "cancelled", "left-alone", "mover-lost")
+"""Faults of the remote store that are no trouble, or are told elsewhere: it made room, a Clear came in between, a probe
+was too long, a node is left alone, a mover ended."""
+
 STALLS = {
     "room": "nothing that lies there may go for them",
     "segment": "a segment is being emptied for records of their size",
@@ -144,5 +148,9 @@ def troubles(counters: Counters, tenants: Iterable[TenantStatus]) -> dict[str, i
         "chunks left DRAM unwritten: the disks were behind": seen.disk_refused["late"],
         "chunks left DRAM unwritten: the write budget was spent": seen.disk_refused["budget"],
     }
+    counts["chunks that the remote store did not give or take"] = sum(
+        count for (_, fault), count in seen.remote_failures.items() if fault not in PASSING
+    )
+    counts["prefixes not written whole to the remote store: too many chunks waited"] = seen.remote_dropped
     counts |= {f"slots that tenant {tenant.tenant} wanted and did not get": tenant.refused_slots for tenant in tenants}
     return {words: count for words, count in counts.items() if count}

@@ -5,6 +5,7 @@ from itertools import islice
 from kvserver.index.space import READY, Space
 from kvserver.service.requests import lookup
 from kvserver.service.requests.miss_reason import Missing, missing
+from kvserver.service.requests.remote_reason import remote_reason
 from kvserver.service.state.core import Core
 from kvserver.service.telling.lookup_counts import Ending, LookupResult
 from kvserver.wire.explanation import Explanation, encode_explanations
@@ -34,6 +35,7 @@ def _explain(core: Core, digest: bytes, keys: bytes, now_ns: int) -> Explanation
     chunks = found.chunks
     key = keys[chunks * KEY_BYTES : (chunks + 1) * KEY_BYTES]
     lacks = missing(core, digest, key, now_ns) if key else Missing("", "", 0.0, [])
+    remote, remote_s = remote_reason(core, digest, key, now_ns) if key else ("", 0.0)
     return Explanation(
         namespace=digest.hex(),
         chunk_tokens=space.geometry.chunk_tokens if space is not None else 0,
@@ -44,6 +46,8 @@ def _explain(core: Core, digest: bytes, keys: bytes, now_ns: int) -> Explanation
         key=lacks.key,
         cause=lacks.cause,
         gone_s=lacks.gone_s,
+        remote=remote,
+        remote_s=remote_s,
         held_in=lacks.held_in,
     )
 

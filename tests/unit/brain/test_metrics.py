@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvserver.brain.http import metrics
 from kvserver.service.telling.counters import DIRECTIONS, IN_PARTS, Counters, Histogram
-from kvserver.wire.status import Status
+from kvserver.wire.status import RemoteStatus, Status
 from tests.rigs.status_document import a_status
 
 
@@ -95,6 +95,29 @@ def test_every_gauge_shows_its_own_figure() -> None:
         assert after[which] == before[which] + 1, name
         seen.add(which)
     assert len(seen) == len(changed)
+
+
+def test_a_remote_store_has_gauges_only_where_there_is_one() -> None:
+    """A 0 without a store would say that the store is not usable."""
+    gauges = {"usable": 0, "nodes_left_alone": 2, "clears_owed": 3, "queued_chunks": 7}
+    remote = RemoteStatus(
+        name="fleet",
+        url="valkey://10.0.0.7",
+        usable=False,
+        nodes_left_alone=["a:1", "b:2"],
+        namespaces=5,
+        namespaces_known=4,
+        looked_for=1,
+        queued_chunks=7,
+        reading_bytes=0,
+        writing_bytes=0,
+        read_bytes_per_s=0.0,
+        clears_owed=3,
+    )
+    seen = samples(a_count(), msgspec.structs.replace(a_status(), remote=remote))
+    assert {name: seen[f"kvserver_remote_{name}"] for name in gauges} == gauges
+    assert (seen["kvserver_remote_namespaces[used]"], seen["kvserver_remote_namespaces[known]"]) == (5, 4)
+    assert not {f"kvserver_remote_{name}" for name in gauges} & samples(a_count()).keys()
 
 
 def test_two_starts_of_a_brain_are_told_apart() -> None:

@@ -7,9 +7,10 @@ from typing import get_args
 import pytest
 
 from kvclient.keys import chunk_keys
-from kvserver.cli.explain import CAUSES, ENDINGS, explain
+from kvserver.cli.explain import CAUSES, ENDINGS, REMOTE, explain, sentences
 from kvserver.errors import ConfigError
 from kvserver.service.requests.miss_reason import Ending
+from kvserver.service.requests.remote_reason import RemoteReason
 from kvserver.service.telling.evicted_keys import Cause
 from kvserver.wire.explanation import Explanation, decode_explanations
 from kvserver.wire.messages import Explain, GroupBlocks
@@ -39,6 +40,23 @@ def a_client() -> Client:
 def test_every_ending_and_every_cause_has_its_sentence() -> None:
     assert ENDINGS.keys() == set(get_args(Ending))
     assert CAUSES.keys() == set(get_args(Cause))
+    assert REMOTE.keys() == set(get_args(RemoteReason))
+
+
+def test_a_chunk_that_the_remote_store_did_not_bring_has_a_sentence_about_it() -> None:
+    found = Explanation(
+        namespace="ab",
+        chunk_tokens=CHUNK_TOKENS,
+        chunks_asked=1,
+        chunks=0,
+        chunks_on_disk=0,
+        why="absent",
+        key="cd",
+        remote="aside",
+        remote_s=1.52,
+    )
+    expected = "  the remote store did not have it, or it could not be read; it is not asked for again for 1.5 s"
+    assert sentences(found)[-1] == expected
 
 
 @pytest.mark.parametrize("write", [json.dumps, lambda tokens: "\n".join(map(str, tokens)) + "\n"])

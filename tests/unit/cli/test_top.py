@@ -8,11 +8,12 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from kvserver.cli.status_text import overview
 from kvserver.cli.top import GIVE_UP_S, spark, top
 from kvserver.errors import ResourceError
 from kvserver.service.telling.counters import Counters
 from kvserver.wire.status import DiskStatus, SessionStatus, Status
-from tests.rigs.status_document import a_status
+from tests.rigs.status_document import a_remote, a_status
 
 TURN_S = 2.0
 
@@ -162,6 +163,34 @@ def test_a_screen_shows_tiers_rates_movers_and_sessions() -> None:
 
 def test_without_a_disk_tier_nothing_is_said_of_disks() -> None:
     assert "promote" not in screen(a_status(), second_turn())
+
+
+def with_remote(**changes: object) -> Status:
+    counters = Counters()
+    counters.remote_probed, counters.remote_found, counters.remote_reads = 24, 16, 8
+    counters.remote_read_bytes, counters.remote_writes, counters.remote_written_bytes = 4_000_000, 6, 3_000_000
+    return msgspec.structs.replace(second_turn(remote=a_remote(**changes)), counters=counters.totals())
+
+
+def test_a_remote_store_has_its_rates_and_its_state() -> None:
+    shown = screen(a_status(), with_remote(nodes_left_alone=["a:1"], clears_owed=5))
+    said = "remote    8 of 12 chunks/s found; read 4/s, 2 MB/s; written 3/s, 1.5 MB/s; 17 wait"
+    assert said in shown
+    assert "fleet, usable, left alone: a:1, 5 clears not confirmed" in shown
+    assert "remote 2 MB/s in, 1.5 MB/s out" in lines(a_status(), with_remote())[1]
+    assert "remote not usable" in lines(a_status(), with_remote(usable=False))[1]
+    assert "fleet, not usable: its mover does not run" in screen(a_status(), with_remote(usable=False))
+    assert "remote" not in screen(a_status(), second_turn())
+
+
+def test_status_tells_of_a_remote_store_in_two_lines() -> None:
+    said = overview(with_remote(problem="no such directory", usable=False))
+    at = said.index("remote    fleet, valkey://10.0.0.7: not usable: no such directory")
+    assert said[at + 1].strip() == (
+        "8 chunks read (3.81MiB), 6 written (2.86MiB) since the start; 2 prompts are looked for, "
+        "17 chunks wait to be written"
+    )
+    assert not any(line.startswith("remote ") for line in overview(a_status()))
 
 
 def test_bars_stand_for_shares_of_the_highest() -> None:

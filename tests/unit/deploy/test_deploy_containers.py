@@ -1,9 +1,12 @@
 """Containers, compose files and manifests in deploy/ start the server with valid flags, and with what GPUs need.
 
-Nothing is built or run: a test reads the files as text or as YAML."""
+No image is built or run: a test reads the files as text or as YAML, and starts a Valkey as they do."""
 
 import copy
 import re
+import socket
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,12 +16,16 @@ import yaml
 
 from kvserver.brain.http.server import Pages, SnapshotBoard
 from kvserver.config.config import KEYS, Config, load
+from kvserver.config.remotes import Remote, parse
+from tests.rigs.valkey_server import binary
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 COMPOSE, COMPOSE_AMD = "container/compose.yml", "container/compose-amd.yml"
 PODS = ("kubernetes/sidecar.yaml", "kubernetes/daemonset.yaml")
+DAEMONSET_REMOTE = "kubernetes/daemonset-remote.yaml"
+COMPOSE_REMOTE, VALKEY = "container/compose-remote.yml", "kubernetes/valkey.yaml"
 PODS_AMD = ("kubernetes/sidecar-amd.yaml", "kubernetes/daemonset-amd.yaml")
-FILES = (COMPOSE, COMPOSE_AMD, *PODS, *PODS_AMD)
+FILES = (COMPOSE, COMPOSE_AMD, COMPOSE_REMOTE, *PODS, *PODS_AMD, DAEMONSET_REMOTE)
 FLAGS = {key.flag for key in KEYS} | {"--http-host"}
 SHARED_MEMORY = {"ipc": "host", "pid": "host"}
 """Namespaces that GPU memory of another process needs."""
@@ -84,7 +91,7 @@ def test_probes_ask_for_pages_that_there_are(name: str) -> None:
     assert str(Config().http_port) in text(name) or "port: metrics" in text(name)
 
 
-@pytest.mark.parametrize("name", [*PODS, *PODS_AMD])
+@pytest.mark.parametrize("name", [*PODS, *PODS_AMD, DAEMONSET_REMOTE])
 def test_every_volume_that_a_pod_mounts_is_there(name: str) -> None:
     pod = pod_of(name)
     volumes = {volume["name"] for volume in pod["volumes"]}
@@ -118,10 +125,12 @@ def test_the_image_takes_the_wheel_of_its_first_stage_and_no_compiler() -> None:
     building, running = stages(text("container/Containerfile"))
     assert next(of(building, "FROM")).endswith(" AS build")
     assert any("install" in line and "g++" in line for line in of(building, "RUN"))
-    assert any(re.search(r"pip wheel .*--wheel-dir /wheels /source$", line) for line in of(building, "RUN"))
+    assert any(re.search(r'pip wheel .*--wheel-dir /wheels "/source\[valkey\]"$', line) for line in of(building, "RUN"))
     assert list(of(running, "COPY")) == ["--from=build /wheels /wheels"], "nothing of the sources"
     shell = " ".join(of(running, "RUN"))
-    assert re.search(r"pip install \S+ --no-index --find-links /wheels kvserver", shell), "nothing is downloaded"
+    assert re.search(r'pip install \S+ --no-index --find-links /wheels "kvserver\[valkey\]"', shell), (
+        "nothing is downloaded"
+    )
     assert not re.search(r"\b(g\+\+|gcc|clang|cmake|ninja|build-essential)", shell)
 
 
@@ -151,7 +160,7 @@ def test_an_image_is_built_from_the_sources_and_not_from_what_was_built_beside_t
 # ---------------------------------------------------------------- privileges and GPUs
 
 
-@pytest.mark.parametrize("name", PODS)
+@pytest.mark.parametrize("name", [*PODS, DAEMONSET_REMOTE])
 def test_pods_have_the_least_that_they_need(name: str) -> None:
     context = server_of(pod_of(name))["securityContext"]
     assert "privileged" not in context
@@ -230,3 +239,103 @@ def test_pods_of_amd_reach_the_devices_and_say_the_mode_of_their_memory(name: st
     assert "allowPrivilegeEscalation" not in context, "Kubernetes refuses both together"
     legacy = {"name": "HSA_ENABLE_IPC_MODE_LEGACY", "value": "1"}
     assert all(legacy in one["env"] for one in [*pod.get("initContainers", []), *pod["containers"]])
+
+
+# ---------------------------------------------------------------- a remote store
+
+
+def remote_of(name: str) -> Remote:
+    flags = flags_of(name)
+    (remote,) = parse(flags["--remotes"])
+    return remote
+
+
+def store_of(name: str) -> tuple[dict[str, Any], str]:
+    """The Valkey of a file, and the shell text that starts it."""
+    if name == COMPOSE_REMOTE:
+        store = parsed(name)["services"]["valkey"]
+    else:
+        (pod,) = [one for one in yaml.safe_load_all(text(name)) if one["kind"] == "Deployment"]
+        (store,) = pod["spec"]["template"]["spec"]["containers"]
+    _, _, script = store["command"]
+    return store, script
+
+
+def test_servers_that_share_a_store_differ_in_nothing_but_what_is_their_own() -> None:
+    services = parsed(COMPOSE_REMOTE)["services"]
+    one, other = services["kvserver-a"], services["kvserver-b"]
+    assert {key for key in one if one[key] != other[key]} == {"volumes", "ports"}
+    assert not {mount["source"] for mount in one["volumes"]} & {mount["source"] for mount in other["volumes"]}
+    of_one = parsed(COMPOSE)["services"]["kvserver"]
+    differ = {key for key in of_one if of_one[key] != one[key]}
+    assert differ == {"command", "volumes"}, "otherwise they are as the server of compose.yml"
+
+
+def test_the_daemonset_with_a_store_is_the_other_with_a_flag_and_a_secret() -> None:
+    pod, plain = pod_of(DAEMONSET_REMOTE), pod_of("kubernetes/daemonset.yaml")
+    server = server_of(pod)
+    assert server["args"][-2] == "--remotes"
+    del server["args"][-2:]
+    for entries in (server["volumeMounts"], pod["volumes"]):
+        entries[:] = [entry for entry in entries if entry["name"] != "password"]
+    assert pod == plain
+
+
+@pytest.mark.parametrize(("servers", "store"), [(COMPOSE_REMOTE, COMPOSE_REMOTE), (DAEMONSET_REMOTE, VALKEY)])
+def test_servers_find_the_store_by_its_name_and_its_password_where_it_is_mounted(servers: str, store: str) -> None:
+    remote = remote_of(servers)
+    assert remote.addresses == (("valkey", 6379),), "a service of that name"
+    _, script = store_of(store)
+    assert f"`cat {remote.password_file}`" in script
+    directory, _, file = remote.password_file.rpartition("/")
+    if servers == COMPOSE_REMOTE:
+        whole = parsed(servers)
+        assert (directory, [file]) == ("/run/secrets", list(whole["secrets"]))
+        assert all(service["secrets"] == [file] for service in whole["services"].values())
+    else:
+        (mount,) = [one for one in server_of(pod_of(servers))["volumeMounts"] if one["name"] == "password"]
+        (volume,) = [one for one in pod_of(servers)["volumes"] if one["name"] == "password"]
+        assert mount["mountPath"] == directory
+        assert volume["secret"] == {"secretName": file, "defaultMode": 0o400}, "the server refuses what others can read"
+        service, policy, deployment = yaml.safe_load_all(text(store))
+        assert service["metadata"]["name"] == "valkey"
+        assert service["spec"]["selector"] == deployment["spec"]["template"]["metadata"]["labels"]
+        allowed = policy["spec"]["ingress"][0]["from"][0]["podSelector"]["matchLabels"]
+        assert allowed == parsed(servers)["spec"]["template"]["metadata"]["labels"]
+
+
+@pytest.mark.parametrize("name", [COMPOSE_REMOTE, VALKEY])
+def test_the_store_starts_with_its_password_makes_room_and_saves_nothing(name: str, tmp_path: Path) -> None:
+    """The shell text of the file is run, with the password elsewhere."""
+    store, script = store_of(name)
+    assert "healthcheck" in store or {"readinessProbe", "livenessProbe"} < set(store)
+    (tmp_path / "password").write_text("xyzzy\n")
+    script = re.sub(r"/run/secrets/[\w/-]+", str(tmp_path / "password"), script)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    script = script.replace("valkey-server ", f"{binary()} --bind 127.0.0.1 --port {port} --dir {tmp_path} ", 1)
+    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.DEVNULL) as running:
+        try:
+            assert "NOAUTH" in _asked(port, "PING")
+            said = _asked(port, "AUTH xyzzy", "CONFIG GET maxmemory*", "CONFIG GET save")
+            assert {"allkeys-lru", str(32 << 30)} < set(said.split("\r\n"))
+            assert "3600" not in said, "the default saves"
+            assert b"xyzzy" not in Path(f"/proc/{running.pid}/cmdline").read_bytes()
+        finally:
+            running.terminate()
+
+
+def _asked(port: int, *commands: str) -> str:
+    """What a Valkey says to commands; waits until it has started."""
+    until_s = time.monotonic() + 20
+    while True:
+        try:
+            link = socket.create_connection(("127.0.0.1", port), timeout=5)
+            break
+        except OSError:
+            assert time.monotonic() < until_s
+            time.sleep(0.05)
+    with link, link.makefile("rb") as answers:
+        link.sendall("".join(f"{command}\r\n" for command in (*commands, "QUIT")).encode())
+        return answers.read().decode()

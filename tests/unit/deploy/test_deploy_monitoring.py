@@ -11,6 +11,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvserver.brain.http.metrics import render
+from kvserver.config.remotes import parse
+from kvserver.service.report.problems import PASSING
 from kvserver.service.telling.reuse import WINDOWS_HOURS
 from tests.rigs.disk_rig import DiskRig
 
@@ -23,8 +25,10 @@ COLUMNS = 24
 
 
 def shown() -> dict[str, dict[str, set[str]]]:
-    """Sample name -> label -> values, as a scrape of a server with a disk has them."""
-    rig = DiskRig()
+    """Sample name -> label -> values, as a scrape of a server with a disk and a remote store has them."""
+    rig = DiskRig(remote=parse("fleet=file:///mnt/kv")[0])
+    for fault in ("remote-full", *PASSING):
+        rig.service.counters.remote_failed("write", fault)
     text = render(rig.service.status(rig.now_ns), rig.service.counters, 0.0).decode()
     ratios = "kvserver_infinite_cache_hit_ratio", "kvserver_held_ratio"
     found: dict[str, dict[str, set[str]]] = {name: {"window": set(WINDOWS_HOURS)} for name in ratios}

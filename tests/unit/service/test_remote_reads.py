@@ -9,13 +9,24 @@ import pytest
 from kvserver.config.remotes import parse
 from kvserver.index.space import Space
 from kvserver.remote.chunk_value import Head, Shard, decode, encode
+from kvserver.service.base.effects import Tell
 from kvserver.service.base.events import Tick
 from kvserver.service.remote.reads import ABSENT_MS, groups_of
 from kvserver.tiers.records import NO_PARENT
 from kvserver.tiers.slots import slot_bytes_for
 from kvserver.transfer.layout import Geometry, GroupGeometry
-from kvserver.wire.messages import KEY_BYTES
-from kvserver.wire.orders import FetchRemote, ProbeRemote, ReadRemoteNote, RemoteEnded, RemoteNoteRead, RemoteProbed
+from kvserver.wire.explanation import decode_explanations
+from kvserver.wire.kv_events import ChunksStored, KvEvent
+from kvserver.wire.messages import KEY_BYTES, Explain
+from kvserver.wire.orders import (
+    FetchRemote,
+    ProbeRemote,
+    ReadRemoteNote,
+    RemoteEnded,
+    RemoteIs,
+    RemoteNoteRead,
+    RemoteProbed,
+)
 from tests.rigs.brain_rig import CHUNK_TOKENS, NAMESPACE, Client, Rig, chain, key
 
 SIZES = {(0, 0): 7001, (0, 1): 7003, (1, 0): 901}
@@ -64,9 +75,9 @@ def test_a_head_is_taken_only_with_the_shards_of_its_namespace(
 class RemoteRig(Rig):
     """A brain with an engine, whose remote store answers when the test says so."""
 
-    def __init__(self, **options: object) -> None:
+    def __init__(self, *, kv_events: bool = False, **options: object) -> None:
         given = "&".join(f"{name}={value}" for name, value in {"tokens_min": 0, **options}.items())
-        super().__init__(remote=parse(f"fleet=file:///mnt/kv?{given}")[0])
+        super().__init__(remote=parse(f"fleet=file:///mnt/kv?{given}")[0], kv_events=kv_events)
         self.client = Client(self).register()
         self.handle(Tick())
         assert self.core.remote is not None
@@ -198,3 +209,63 @@ def test_a_head_of_something_else_is_not_read(part: str) -> None:
     assert not rig.asked(FetchRemote)
     rig.wait_ms(ABSENT_MS)
     assert rig.client.lookup(keys).coming == 0, "it is left alone for longer than what was absent"
+
+
+# ---------------------------------------------------------------- what is told of it
+
+
+def explained(rig: RemoteRig, keys: bytes) -> tuple[str, float]:
+    document = rig.client.ask(Explain(rig.number(), NAMESPACE, keys)).document
+    (found,) = decode_explanations(document)
+    return found.remote, found.remote_s
+
+
+def test_explain_says_how_far_the_store_is_with_a_missed_chunk() -> None:
+    rig, keys = RemoteRig(), chain(1, 3)
+    assert explained(rig, keys) == ("unasked", 0.0)
+    rig.client.lookup(keys)
+    assert explained(rig, keys) == ("probing", 0.0)
+    rig.has(keys, 0, 1)
+    assert explained(rig, keys) == ("reading", 0.0)
+    fetch, _ = rig.asked(FetchRemote)
+    rig.report(rig.mover, RemoteEnded(fetch.job, "digest", 1))
+    assert explained(rig, keys) == ("aside", 60.0)
+    rig.wait_ms(500)
+    assert explained(rig, keys) == ("aside", 59.5)
+    assert explained(rig, key(keys, 2)) == ("aside", 1.5), "it was not there"
+
+
+def test_explain_says_what_keeps_a_namespace_from_the_store() -> None:
+    rig, keys = RemoteRig(), chain(1, 1)
+    assert rig.core.remote is not None
+    rig.core.remote.owe_clear(NAMESPACE, None, rig.core.fresh_epoch)
+    assert explained(rig, keys)[0] == "clear-owed"
+    rig.core.remote.epochs[NAMESPACE].taken()
+    rig.wait_ms(6_000)
+    assert explained(rig, keys)[0] == "unknown"
+    rig.report(rig.mover, RemoteIs("it is not mounted", []))
+    assert explained(rig, keys)[0] == "unusable"
+    assert explained(rig, b"")[0] == ""
+
+
+def test_without_a_store_explain_says_nothing_of_one() -> None:
+    client = Client(Rig()).register()
+    (found,) = decode_explanations(client.ask(Explain(1, NAMESPACE, chain(1, 1))).document)
+    assert found.remote == ""
+
+
+def test_a_chunk_from_the_store_is_told_to_subscribers_as_any_other_in_dram() -> None:
+    """Nothing is told of chunks that the store alone has: this server may never read them."""
+    rig, keys = RemoteRig(kv_events=True), chain(1, 3)
+
+    def told() -> list[KvEvent]:
+        return [event for effect in rig.effects if isinstance(effect, Tell) for event in effect.events][1:]
+
+    rig.client.lookup(keys)
+    rig.has(keys, 0, 1)
+    first, second = rig.asked(FetchRemote)
+    assert told() == [], "nothing after that it has begun"
+    rig.report(rig.mover, RemoteEnded(first.job, "", 1, NUMBER.pack(9)))
+    assert told() == [ChunksStored(NAMESPACE, "dram", b"", [key(keys, 0)], CHUNK_TOKENS)]
+    rig.report(rig.mover, RemoteEnded(second.job, "", 1, NUMBER.pack(9)))
+    assert told()[1:] == [ChunksStored(NAMESPACE, "dram", key(keys, 0), [key(keys, 1)], CHUNK_TOKENS)]

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 from kvserver.config.remotes import parse
 from kvserver.service.base.events import MoverGone, Reported, Tick
 from kvserver.service.report import problems
+from kvserver.service.telling.counters import Counters
 from kvserver.wire.orders import Ready, RemoteIs, StartMover
 from kvserver.wire.status import RemoteStatus, Status
 from tests.rigs.brain_rig import Rig
@@ -62,3 +63,14 @@ def test_status_follows_the_mover_of_the_store() -> None:
     assert (status().usable, status().nodes_left_alone) == (True, ["n:1"])
     rig.service.handle(MoverGone(mover, "signal 9"), rig.now_ns)
     assert not status().usable
+
+
+def test_failures_are_a_trouble_and_what_passes_by_itself_is_none() -> None:
+    counters = Counters()
+    for fault in ("remote-full", "digest", *problems.PASSING):
+        counters.remote_failed("read", fault)
+    counters.add("remote_dropped")
+    assert problems.troubles(counters, []) == {
+        "chunks that the remote store did not give or take": 2,
+        "prefixes not written whole to the remote store: too many chunks waited": 1,
+    }

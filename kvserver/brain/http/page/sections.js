@@ -31,6 +31,8 @@ section("tables", "troubles", "What should not happen", ["what", "lately#", "sin
 section("tables", "movers", "Movers", ["mover#", "device", "state", "process#", "caches#", "jobs#", "moves bytes by", "says of itself"]);
 section("tables", "disks", "Disks", ["disk#", "state", "reads now#", "writes now#", "reads at best#", "writes at best#", "queued#",
   "read in all#", "written in all#", "may write now#", "faults#"]);
+section("tables", "remote", "Remote store", ["store", "address", "state", "asked for#", "had#", "reads now#", "writes now#",
+  "read in all#", "written in all#", "looked for#", "wait to be written#", "clears not confirmed#"]);
 section("tables", "sessions", "Sessions", ["engine", "rank#", "session#", "state", "caches#", "jobs#", "software"]);
 section("tables", "caches", "Caches", ["cache", "of", "namespace", "mover#", "moved", "state", "jobs#"]);
 section("tables", "counted", "Everything that is counted", ["counter", "lately#", "since the start#"], true);
@@ -79,6 +81,7 @@ function show(status) {
   showCounts(span, start);
   showMovers(status);
   showDisks(status, now);
+  showRemote(status, now, start);
   showSessions(status);
   showCaches(status);
 }
@@ -190,6 +193,24 @@ function showDisks(status, now) {
     disk.daily_write_bytes ? `${bytes(disk.budget_bytes)} of ${bytes(disk.daily_write_bytes)} a day` : "no limit",
     [count(disk.faults), disk.faults ? "n alarm" : ""],
   ]));
+}
+
+function showRemote(status, now, start) {
+  const remote = status.remote;
+  showSection("remote", "", Boolean(remote));
+  if (!remote) return rows("remote", []);
+  const alone = remote.nodes_left_alone.length && `left alone: ${remote.nodes_left_alone.join(", ")}`;
+  const unknown = remote.namespaces - remote.namespaces_known;
+  const said = remote.usable
+    ? ["usable", alone, unknown && `${plural(unknown, "namespace")} not known`].filter(Boolean).join(", ")
+    : `not usable: ${remote.problem || "its mover does not run"}`;
+  const owed = remote.clears_owed;
+  rows("remote", [[
+    remote.name, remote.url, [said, remote.usable && !alone ? "wrap" : "alarm"], perS(now.perS("remote_probed")),
+    perS(now.perS("remote_found")), bytesPerS(now.perS("remote_read_bytes")), bytesPerS(now.perS("remote_written_bytes")),
+    bytes(start.grown("remote_read_bytes")), bytes(start.grown("remote_written_bytes")), count(remote.looked_for),
+    count(remote.queued_chunks), [count(owed), owed ? "n alarm" : ""],
+  ]]);
 }
 
 /** Lists are cut by the server. */
