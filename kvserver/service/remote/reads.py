@@ -187,7 +187,7 @@ def _is_current(core: Core, tier: RemoteTier, pursuit: Pursuit, now_ns: int) -> 
 
 
 def _decline(tier: RemoteTier, pursuit: Pursuit, position: int, now_ns: int) -> None:
-    """The chunks from there on are in the store, and are not read. An engine that asks again shall not wait for them."""
+    """The chunks from there on are in the store, and are not read. Who asks again shall not wait for them."""
     until_ns = now_ns + ABSENT_MS * MILLISECOND_NS
     tier.set_aside(pursuit.space.digest, pursuit.keys[position], until_ns)
 
