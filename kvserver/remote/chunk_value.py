@@ -6,7 +6,8 @@ touched here.
 """
 
 import struct
-from base64 import b32encode
+from base64 import b32decode, b32encode
+from binascii import Error as NotBase32
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
@@ -25,6 +26,7 @@ SHARD = struct.Struct("<HHIQ")
 SHARDS_MAX = 246
 HEAD_BYTES_MAX = FIXED.size + SHARDS_MAX * SHARD.size + CHECK_BYTES
 KEY_BYTES = 32
+HEX = frozenset("0123456789abcdef")
 
 
 class WrongValue(KvError):
@@ -100,6 +102,20 @@ class Fragment(NamedTuple):
 def text_of(digest: bytes) -> str:
     """32 bytes as 52 characters that every store, file system and permission pattern takes: a to z and 2 to 7."""
     return b32encode(digest).decode().rstrip("=").lower()
+
+
+def digest_from_text(text: str) -> bytes | None:
+    """The digest with that text_of(); None for any other text."""
+    try:
+        digest = b32decode(text.upper() + "=" * (-len(text) % 8))
+    except (NotBase32, ValueError):
+        return None
+    return digest if len(digest) == KEY_BYTES and text_of(digest) == text else None
+
+
+def epoch_from_text(text: str) -> int | None:
+    """The epoch that a name has as 16 hexadecimal digits; None for any other text."""
+    return int(text, 16) if len(text) == 16 and HEX.issuperset(text) else None
 
 
 def fragment_bytes_for(shards: Sequence[Shard]) -> int:

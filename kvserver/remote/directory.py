@@ -12,22 +12,25 @@ import stat
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Never
 
 from kvserver.remote.chunk_value import (
     FORMAT,
+    HEAD_BYTES_MAX,
     ChunkName,
     Head,
     NamespaceName,
     WrongValue,
     decode_of,
+    digest_from_text,
     encode,
+    epoch_from_text,
     head_bytes,
     text_of,
 )
-from kvserver.remote.store import Facts, Gone, Problem, StoreError
+from kvserver.remote.store import Facts, Gone, Listed, Problem, StoreError
 
 UNFINISHED = f"kv{FORMAT}.unfinished"
 """Folder of files that are being written. A file there is old when its writer must be gone."""
@@ -35,6 +38,7 @@ UNFINISHED_S_MAX = 3600
 NOTE = "note"
 NOTE_BYTES_MAX = 1 << 16
 IOV_MAX = 1024
+LISTED_AT_A_TIME = 1000
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 """Answers of file systems without hard links."""
 CODES: dict[int, Problem] = {
@@ -55,8 +59,10 @@ CODES: dict[int, Problem] = {
 class DirectoryStore:
     """A Store in a directory (kvserver/remote/store.py)."""
 
-    def __init__(self, root: str, *, probe_s: float = 0.3, bulk_s: float = 10.0) -> None:
-        """root: must exist; whoever may write to it is trusted. Raises StoreError."""
+    def __init__(self, root: str, *, probe_s: float = 0.3, bulk_s: float = 10.0, only_looks: bool = False) -> None:
+        """root: must exist; whoever may write to it is trusted. Raises StoreError.
+
+        only_looks: nothing is made or removed there now, so that a read-only mount will do."""
         self._root = Path(root)
         self._node = root
         self._probe_s = probe_s
@@ -65,8 +71,9 @@ class DirectoryStore:
             if not self._root.is_dir():
                 raise FileNotFoundError(errno.ENOENT, "no such directory; is the file system mounted?")
             self._unfinished = self._root / UNFINISHED
-            self._unfinished.mkdir(exist_ok=True)
-            self._sweep()
+            if not only_looks:
+                self._unfinished.mkdir(exist_ok=True)
+                self._sweep()
 
     def facts(self) -> Facts:
         with self._as_store_errors():
@@ -85,9 +92,7 @@ class DirectoryStore:
     def heads(self, names: Sequence[ChunkName], shards: int) -> list[Head | StoreError | WrongValue | None]:
         due_s = time.monotonic() + self._probe_s
         found = [self._head(name, head_bytes(shards), due_s) for name in names]
-        if None in found and not self._unfinished.is_dir():
-            # An empty mount point has nothing either, and knows nothing.
-            away = StoreError("remote-down", f"{UNFINISHED} is not there; is the file system mounted?", node=self._node)
+        if None in found and (away := self._away()):
             return [away if head is None else head for head in found]
         return found
 
@@ -141,10 +146,61 @@ class DirectoryStore:
             path.parent.mkdir(parents=True, exist_ok=True)
             written.rename(path)
 
+    def look(self, name: ChunkName) -> Head | None:
+        found = self._head(name, HEAD_BYTES_MAX, time.monotonic() + self._probe_s)
+        if found is None and (away := self._away()):
+            raise away
+        if isinstance(found, StoreError | WrongValue):
+            raise found
+        return found
+
+    def namespaces(self, tenant: str) -> Iterator[list[NamespaceName]]:
+        if away := self._away():
+            raise away
+        for entries in self._entries(self._root / f"kv{FORMAT}" / tenant):
+            digests = [digest_from_text(entry.name) for entry in entries]
+            names = [NamespaceName(tenant, digest) for digest in digests if digest is not None]
+            with self._as_store_errors():
+                noted = [name for name in names if self._note_path(name).exists()]
+            yield noted
+
+    def values(self, of: NamespaceName) -> Iterator[list[Listed]]:
+        if away := self._away():
+            raise away
+        for epochs in self._entries(self._root.joinpath(*of.pieces())):
+            for folder in epochs:
+                if (epoch := epoch_from_text(folder.name)) is not None:
+                    yield from self._of_epoch(epoch, folder.path)
+
     def close(self) -> None:
         pass
 
     # ---------------------------------------------------------------- files
+
+    def _away(self) -> StoreError | None:
+        """An empty mount point has nothing, and knows nothing: it answers no question."""
+        if self._unfinished.is_dir():
+            return None
+        return StoreError("remote-down", f"{UNFINISHED} is not there; is the file system mounted?", node=self._node)
+
+    def _entries(self, folder: str | Path) -> Iterator[list[os.DirEntry[str]]]:
+        """What a folder has, some of it at a time; nothing if it is not there any more, or is no folder."""
+        with self._as_store_errors(), suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+            while some := list(islice(entries, LISTED_AT_A_TIME)):
+                yield some
+
+    def _of_epoch(self, epoch: int, path: str) -> Iterator[list[Listed]]:
+        for folders in self._entries(path):
+            for folder in folders:
+                for files in self._entries(folder.path):
+                    yield [one for file in files for one in self._listed(epoch, file)]
+
+    def _listed(self, epoch: int, file: os.DirEntry[str]) -> Iterator[Listed]:
+        text, _, ranks = file.name.partition(".")
+        key = digest_from_text(text)
+        with self._as_store_errors(), suppress(FileNotFoundError):
+            if key is not None and file.is_file(follow_symlinks=False):
+                yield Listed(epoch, key, ranks, "", file.stat(follow_symlinks=False).st_size)
 
     def _path(self, name: ChunkName) -> Path:
         key = text_of(name.key)

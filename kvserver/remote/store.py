@@ -7,7 +7,7 @@ returned or raised. A write that failed may have happened all the same.
 A store that cannot know whether something is there raises an error; it never answers that nothing is there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from kvserver.errors import DeviceError
@@ -38,6 +38,17 @@ class Facts(NamedTuple):
     evicts: bool | None
     """Whether it makes room by itself; None if it cannot be found out."""
     warnings: tuple[str, ...] = ()
+
+
+class Listed(NamedTuple):
+    """The name of a value that a store has, and the value's size. Its content was not read."""
+
+    epoch: int
+    key: bytes
+    ranks: str
+    fragment: str
+    """Empty: the chunk's head, and what follows it in the same value."""
+    bytes: int
 
 
 class Store(Protocol):
@@ -79,6 +90,21 @@ class Store(Protocol):
 
     def replace_note(self, name: NamespaceName, note: bytes) -> None:
         """Writes a note, whatever is there. Raises StoreError."""
+
+    def look(self, name: ChunkName) -> Head | None:
+        """Reads one head and changes nothing: it does not count as use, and fragments may be missing. None: not there.
+
+        Raises StoreError, or WrongValue for a value that is no head of that name."""
+
+    def namespaces(self, tenant: str) -> Iterator[list[NamespaceName]]:
+        """Lists the namespaces of a tenant that have a note, for people: no server needs it.
+
+        One list for each call to the store, also an empty one, so that the caller can stop at any time. The next call
+        begins when the next list is asked for. A name may come twice, and one that is written meanwhile may be left
+        out. Raises StoreError: "remote-denied" if the user may not list names."""
+
+    def values(self, of: NamespaceName) -> Iterator[list[Listed]]:
+        """Lists what a namespace has, of all epochs, in the same way. Notes are left out."""
 
     def close(self) -> None:
         """Ends all connections. Calls under way end with an error."""

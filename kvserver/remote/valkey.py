@@ -33,10 +33,11 @@ from glide_shared.config import (
 from glide_shared.constants import TEncodable
 from glide_shared.exceptions import GlideError
 from glide_shared.logger import Level, Logger
-from glide_sync import GlideClient, GlideClusterClient
+from glide_sync import ClusterScanCursor, GlideClient, GlideClusterClient
 
 from kvserver.errors import ConfigError
 from kvserver.remote.chunk_value import (
+    FORMAT,
     FRAGMENT_BYTES_MAX,
     HEAD_BYTES_MAX,
     INLINE_BYTES_MAX,
@@ -46,13 +47,15 @@ from kvserver.remote.chunk_value import (
     NamespaceName,
     WrongValue,
     decode_of,
+    digest_from_text,
     encode,
+    epoch_from_text,
     fragments_of,
     head_bytes,
     text_of,
 )
 from kvserver.remote.secrets import Secret, SecretSource
-from kvserver.remote.store import Facts, Gone, Problem, StoreError
+from kvserver.remote.store import Facts, Gone, Listed, Problem, StoreError
 from kvserver.remote.valkey_nodes import NodeMap, node_map
 
 # It writes warnings to standard error otherwise, with addresses and without our format.
@@ -65,10 +68,14 @@ RECONNECT = BackoffStrategy(num_of_retries=4, factor=100, exponent_base=2, jitte
 NODES_ASKED_EVERY_S = 10.0
 LATE_MAX = 3
 """Calls in a row that pass their deadline until a connection is made anew. The library keeps one that lost its peer."""
+SCANNED_AT_A_TIME = 1000
+"""Names that a server looks at in one call: it serves nobody else meanwhile, for about a millisecond."""
 Kind = Literal["probe", "bulk", "note"]
 Client = GlideClient | GlideClusterClient
 Scrub = Callable[[str], str]
 WRONG_TYPE = "WRONGTYPE"
+GLOB = "\\*?[]^"
+"""Letters that a pattern of SCAN takes for something else than themselves."""
 MEANINGS: dict[str, Problem] = {
     "OOM": "remote-full",
     "MISCONF": "remote-full",
@@ -279,6 +286,21 @@ class ValkeyStore:
         with self._connection("note") as to:
             to.client.set(self._note_key(name), note)
 
+    def look(self, name: ChunkName) -> Head | None:
+        with self._connection("note") as to:
+            value = to.client.getrange(self._key(name), 0, HEAD_BYTES_MAX - 1)
+        return decode_of(name, value) if value else None
+
+    def namespaces(self, tenant: str) -> Iterator[list[NamespaceName]]:
+        for found in self._scanned((f"kv{FORMAT}", tenant), "*:note"):
+            digests = [digest_from_text(pieces[0]) for _, pieces in found if len(pieces) == 2]
+            yield [NamespaceName(tenant, digest) for digest in digests if digest is not None]
+
+    def values(self, of: NamespaceName) -> Iterator[list[Listed]]:
+        for found in self._scanned(of.pieces(), "*"):
+            named = [(key, listed) for key, pieces in found if (listed := _listed(pieces)) is not None]
+            yield [listed._replace(bytes=size) for (_, listed), size in self._sized(named) if size]
+
     def close(self) -> None:
         for lane in self._lanes.values():
             lane.close()
@@ -324,6 +346,33 @@ class ValkeyStore:
             self._nodes_asked_s = now_s
             with suppress(GlideError, ValueError, TypeError):
                 self._nodes = node_map(to.client.custom_command(["CLUSTER", "SLOTS"]))
+
+    def _scanned(self, begin: Sequence[str], rest: str) -> Iterator[list[tuple[bytes, list[str]]]]:
+        """Names that begin with these pieces: whole, and the pieces behind. One list for each call, of all masters."""
+        beginning = "".join(f"{piece}:" for piece in (*self._prefix(), *begin))
+        pattern = "".join(f"\\{letter}" if letter in GLOB else letter for letter in beginning) + rest
+        cursor: Any = ClusterScanCursor() if self._settings.is_cluster else b"0"  # type: ignore[no-untyped-call]
+        while True:
+            with self._connection("note") as to:
+                answer: Any = to.client.scan(cursor, match=pattern, count=SCANNED_AT_A_TIME)
+            cursor, keys = answer
+            yield [(key, key.decode(errors="replace")[len(beginning) :].split(":")) for key in keys]
+            if cursor.is_finished() if self._settings.is_cluster else cursor == b"0":
+                return
+
+    def _sized(self, named: Sequence[tuple[bytes, Listed]]) -> Iterator[tuple[tuple[bytes, Listed], int]]:
+        """Each with its value's bytes; 0 for one that is gone, or no text."""
+        if not named:
+            return
+        with self._connection("note") as to:
+            batch = self._batch()
+            for key, _ in named:
+                batch.strlen(key)
+            answers = self._exec(to, batch)
+            for one, answer in zip(named, answers, strict=True):
+                if isinstance(answer, GlideError) and not str(answer).startswith(WRONG_TYPE):
+                    raise _translated(answer, to.scrub)
+                yield one, 0 if isinstance(answer, GlideError) else answer
 
     def _batch(self) -> Any:
         return ClusterBatch(is_atomic=False) if self._settings.is_cluster else Batch(is_atomic=False)
@@ -493,6 +542,17 @@ def _head(name: ChunkName, answer: Any, scrub: Scrub) -> Head | StoreError | Wro
         return decode_of(name, answer)
     except WrongValue as problem:
         return problem
+
+
+def _listed(pieces: Sequence[str]) -> Listed | None:
+    """A name without its namespace: EPOCH:{KEY}[:RANKS][:WRITE:NUMBER]. Its size is not known yet."""
+    match pieces:
+        case [epoch_text, key_text, *rest] if len(rest) <= 3:
+            epoch, key = epoch_from_text(epoch_text), digest_from_text(key_text.strip("{}"))
+            ranks = rest[0] if len(rest) in (1, 3) else ""
+            if epoch is not None and key is not None:
+                return Listed(epoch, key, ranks, ":".join(rest[-2:]) if len(rest) > 1 else "", 0)
+    return None
 
 
 def _translated(problem: Exception, scrub: Scrub, *, otherwise: Problem = "remote-refused") -> StoreError:

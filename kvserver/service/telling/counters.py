@@ -365,6 +365,7 @@ class Counters:
             "lookup_tokens_hit": sum(tokens[result] for result in HIT_RESULTS),
             "lookups_hit": self.lookups_hit,
             "moved_bytes": self.moved_bytes,
+            "remote_failures": {" ".join(where): count for where, count in self.remote_failures.items()},
             "stores_short": self.stores_short,
         }
         for name in Counters.__slots__:

@@ -207,7 +207,7 @@ def test_totals_are_all_plain_counts() -> None:
     assert (totals["lookup_tokens_asked"], totals["lookup_tokens_hit"]) == (1070, 422), "hits are served from here"
     assert list(totals["moved_bytes"]) == list(DIRECTIONS)
     sums = {"digest_mismatches", "evictions", "lookups_hit", "moved_bytes", "stores_short"}
-    sums |= {"lookup_tokens", "lookup_tokens_asked", "lookup_tokens_hit"}
+    sums |= {"lookup_tokens", "lookup_tokens_asked", "lookup_tokens_hit", "remote_failures"}
     assert set(totals) == {*Counters.__slots__} - {*IN_PARTS, "lookup_handle_seconds"} | sums
 
 

@@ -5,7 +5,8 @@ import threading
 
 import pytest
 
-from kvserver.remote.store import Gone, Store
+from kvserver.remote.chunk_value import encode
+from kvserver.remote.store import Gone, Listed, Store
 from tests.rigs.remote_chunks import NAMESPACE, head_of, name_of, payloads_of, targets_of
 from tests.unit.remote.conftest import Opener
 
@@ -189,3 +190,51 @@ def test_facts_name_the_kind_and_say_what_an_operator_should_change(store: Store
     # None of them is set up to make room by itself.
     assert not facts.evicts
     assert facts.warnings
+
+
+def listed(store: Store) -> set[Listed]:
+    return {value for some in store.values(NAMESPACE) for value in some}
+
+
+def noted(store: Store, tenant: str) -> set[bytes]:
+    found = [name for some in store.namespaces(tenant) for name in some]
+    assert {name.tenant for name in found} <= {tenant}
+    return {name.namespace for name in found}
+
+
+def test_all_that_a_namespace_has_is_listed_with_its_bytes_and_nothing_of_another(opener: Opener) -> None:
+    store = opener()
+    names = [*(name_of(seed) for seed in range(1, 8)), name_of(8, epoch=3), name_of(9, ranks="r0")]
+    heads = {name: head_of(name, sizes=LARGE if name == names[0] else (1, 4099)) for name in names}
+    others = [
+        name_of(4, of=NAMESPACE._replace(tenant="team-7")),
+        name_of(4, of=NAMESPACE._replace(namespace=bytes(32))),
+    ]
+    for name in (*names, *others):
+        head = heads.get(name, head_of(name))
+        assert store.write(name, head, payloads_of(head))
+    store.replace_note(NAMESPACE, b"note")
+    found = listed(opener())
+    assert {(value.epoch, value.key, value.ranks) for value in found} == {(n.epoch, n.key, n.ranks) for n in names}
+    assert len([value for value in found if not value.fragment]) == len(names)
+    assert sum(value.bytes for value in found) == sum(len(encode(h)) + h.payload_bytes for h in heads.values())
+
+
+def test_namespaces_with_a_note_are_listed_for_their_tenant(store: Store) -> None:
+    for number in range(5):
+        store.replace_note(NAMESPACE._replace(namespace=bytes([number] * 32)), b"note")
+    store.replace_note(NAMESPACE._replace(tenant="team-7"), b"note")
+    head = head_of(name_of(1))
+    store.write(name_of(1), head, payloads_of(head))  # of a namespace without a note here
+    assert noted(store, "-") == {bytes([number] * 32) for number in range(5)}
+    assert noted(store, "team-7") == {NAMESPACE.namespace}
+    assert noted(store, "team") == set()
+
+
+def test_a_look_at_a_head_needs_no_fragments(store: Store) -> None:
+    name = name_of(4)
+    head = head_of(name, sizes=LARGE)
+    assert store.look(name) is None
+    store.write(name, head, payloads_of(head))
+    assert store.look(name) == head
+    assert store.look(name_of(4, epoch=5)) is None

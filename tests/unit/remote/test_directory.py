@@ -187,3 +187,43 @@ def umask() -> Iterator[None]:
     before = os.umask(0o027)
     yield
     os.umask(before)
+
+
+def test_who_only_looks_changes_nothing_and_needs_no_right_to_write(tmp_path: Path) -> None:
+    store = DirectoryStore(str(tmp_path))
+    head = written(store)
+    store.replace_note(NAMESPACE, b"note")
+    old = tmp_path / UNFINISHED / "left by somebody"
+    old.touch()
+    os.utime(old, (1, 1))
+    before = sorted(tmp_path.rglob("*"))
+    looking = DirectoryStore(str(tmp_path), only_looks=True)
+    assert looking.look(name_of(1)) == head
+    assert [name for some in looking.namespaces("-") for name in some] == [NAMESPACE]
+    assert [value.key for some in looking.values(NAMESPACE) for value in some] == [name_of(1).key]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_directory_that_is_not_mounted_lists_nothing_and_says_why(tmp_path: Path) -> None:
+    looking = DirectoryStore(str(tmp_path), only_looks=True)
+    for ask in (
+        lambda: looking.look(name_of(1)),
+        lambda: list(looking.values(NAMESPACE)),
+        lambda: list(looking.namespaces("-")),
+    ):
+        with pytest.raises(StoreError, match=r"remote-down.*mounted"):
+            ask()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_foreign_files_are_left_out_of_a_list(tmp_path: Path) -> None:
+    store = DirectoryStore(str(tmp_path))
+    written(store)
+    (chunk,) = (path for path in files(tmp_path) if "unfinished" not in str(path))
+    (chunk.parent / "somebody's").touch()
+    (chunk.parents[1] / "file").touch()
+    (chunk.parents[2] / ("z" * 16)).mkdir()
+    chunk.with_name(chunk.name[:-1]).symlink_to(chunk)
+    assert [value.key for some in store.values(NAMESPACE) for value in some] == [name_of(1).key]
+    (tmp_path / "kv1" / "-" / "foreign").mkdir()
+    assert [name for some in store.namespaces("-") for name in some] == []

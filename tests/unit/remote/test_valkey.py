@@ -328,6 +328,60 @@ def test_a_user_without_permission_for_a_tenant_is_denied_there_and_served_elsew
         store.make_note(theirs.of, b"note")
 
 
+def test_names_are_listed_only_by_a_user_who_may_and_the_error_names_the_command(
+    server: ValkeyServer, tmp_path: Path
+) -> None:
+    written(opened(server), 1)
+    server.ask("ACL", "SETUSER", "team", "on", f">{PASSWORD}", "~kv1:*", "+@all", "-scan")
+    file = tmp_path / "password"
+    file.touch(mode=0o600)
+    file.write_text(PASSWORD)
+    store = opened(server, username="team", password=SecretSource(file=str(file)))
+    for listing in (store.values(NAMESPACE), store.namespaces("-")):
+        with pytest.raises(StoreError, match=r"remote-denied.*scan") as denied:
+            list(listing)
+        assert PASSWORD not in str(denied.value)
+    server.ask("ACL", "SETUSER", "team", "+scan")
+    assert [value.key for some in store.values(NAMESPACE) for value in some] == [name_of(1).key]
+
+
+def test_a_prefix_with_letters_of_a_pattern_lists_its_own_names_alone(server: ValkeyServer) -> None:
+    prefixes = ("a*", "ab", "a[b]", "a?", "a\\b")
+    for prefix in prefixes:
+        opened(server, prefix=prefix).replace_note(NAMESPACE, b"note")
+        written(opened(server, prefix=prefix), prefixes.index(prefix))
+    for prefix in prefixes:
+        found = opened(server, prefix=prefix)
+        assert [value.key for some in found.values(NAMESPACE) for value in some] == [
+            name_of(prefixes.index(prefix)).key
+        ]
+        assert [name for some in found.namespaces("-") for name in some] == [NAMESPACE]
+
+
+def test_foreign_names_are_left_out_of_a_list(server: ValkeyServer) -> None:
+    head = written(opened(server), 1)
+    (ours,) = keys(server)
+    for foreign in (f"{ours}:x:1:2:3", ours.replace("{", "").upper(), ours[:-30], ours[:-3] + "1}"):
+        server.ask("SET", foreign, "x")
+    server.ask("LPUSH", ours[:-5] + "aaaa}", "x")
+    (found,) = [value for some in opened(server).values(NAMESPACE) for value in some]
+    assert (found.key, found.bytes) == (name_of(1).key, len(encode(head)) + head.payload_bytes)
+
+
+def test_a_look_renews_nothing_and_removes_nothing(server: ValkeyServer) -> None:
+    store = opened(server)
+    written(store, 1, sizes=LARGE)
+    fragment = next(key for key in keys(server) if key.endswith(":0"))
+    server.ask("UNLINK", fragment)
+    (head_key,) = [key for key in keys(server) if key.endswith("}")]
+    server.ask("EXPIRE", head_key, "50")
+    assert store.look(name_of(1)) is not None
+    assert server.ask("TTL", head_key) in (":50\r\n", ":49\r\n", ":48\r\n")
+    server.ask("SET", head_key, "no head")
+    with pytest.raises(WrongValue):
+        store.look(name_of(1))
+
+
 def test_one_dead_node_of_a_cluster_costs_only_its_own_chunks() -> None:
     with ValkeyCluster() as cluster:
         addresses = tuple(("127.0.0.1", server.port) for server in cluster.servers)
