@@ -11,25 +11,23 @@ import os
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NoReturn
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn
 
 import typer
 
 import kvserver
-from kvserver.cli import admin
+from kvserver.cli import admin, remote
+from kvserver.cli.asking import ask_status as _ask_status
+from kvserver.cli.asking import connected as _client
 from kvserver.cli.values import option_value, plot_file, seconds, whole
 from kvserver.config.config import KEYS, RENAMED, Config, example, load
 from kvserver.config.keys import Key
-from kvserver.config.paths import check_socket, default_socket
+from kvserver.config.paths import default_socket
 from kvserver.errors import ConfigError, KvError, ResourceError
 
-if TYPE_CHECKING:
-    from kvclient.client import Client
-
-STATUS_S = 5.0
 CHECKOUT = Path(kvserver.__file__).resolve().parent.parent
 BENCHES = ("service", "host", "start", "offload", "disk", "streaming", "recovery", "drain", "vllm")
 """Benchmarks of a checkout that run without a GPU (vllm only if its engine does). Those for GPUs are not listed."""
@@ -45,6 +43,7 @@ app = typer.Typer(
 )
 
 app.add_typer(admin.app, name="admin")
+app.add_typer(remote.app, name="remote")
 
 
 def main() -> NoReturn:
@@ -452,45 +451,6 @@ def _load(given: Mapping[str, str]) -> tuple[Config, dict[str, str]]:
     flags = dict(given)
     path = flags.pop("config", None)
     return load(Path(path) if path is not None else None, flags)
-
-
-def _ask_status(socket: str) -> dict[str, Any]:
-    """The status document of the server at that socket. Raises ResourceError when none answers."""
-    with _client(socket) as client:
-        return client.status()
-
-
-@contextmanager
-def _client(socket: str) -> Iterator["Client"]:
-    """A connection to the server at that socket. Raises ResourceError at once when no process listens there, and after
-    STATUS_S when one listens and does not answer."""
-    from kvclient.client import Client
-
-    listener = _listener(socket)
-    with Client(socket, engine="kvserver-cli", epoch=os.getpid(), rank=-1) as client:
-        if not client.wait_connected(STATUS_S):
-            text = f"{listener} listens at {socket} and does not answer within {STATUS_S:g} s"
-            raise ResourceError("server-silent", f"{text}: it is still starting, stopped, or hangs")
-        yield client
-
-
-def _listener(path: str) -> str:
-    """The process that listens at a socket, in words. Raises ResourceError when there is none."""
-    import socket
-
-    from kvserver.ipc.fd_sockets import peer_pid
-
-    check_socket(path)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(STATUS_S)
-        try:
-            probe.connect(path)
-            pid = peer_pid(probe)
-        except (FileNotFoundError, ConnectionRefusedError):
-            raise ResourceError("server-absent", f"no server listens at {path}") from None
-        except OSError as error:
-            raise ResourceError("server-absent", f"{path}: {error.strerror or error}") from None
-    return f"process {pid}" if pid else "a process of another container"
 
 
 def _print_json(value: object) -> None:

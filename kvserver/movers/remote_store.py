@@ -21,10 +21,12 @@ def check(remote: Remote) -> None:
         source.read()
 
 
-def open_store(remote: Remote) -> Store:
-    """Opens a store. A Valkey is connected to with its first call; a directory must be there. Raises StoreError."""
+def open_store(remote: Remote, *, only_looks: bool = False) -> Store:
+    """Opens a store. A Valkey is connected to with its first call; a directory must be there. Raises StoreError.
+
+    only_looks: the caller changes nothing there."""
     if remote.directory:
-        return DirectoryStore(remote.directory)
+        return DirectoryStore(remote.directory, only_looks=only_looks)
     from kvserver.remote.valkey import Settings, ValkeyStore  # noqa: PLC0415 - the library is an extra
 
     settings = Settings(

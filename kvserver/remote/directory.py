@@ -134,7 +134,10 @@ class DirectoryStore:
 
     def notes(self, names: Sequence[NamespaceName]) -> list[bytes | None]:
         with self._as_store_errors():
-            return [self._note(name) for name in names]
+            found = [self._note(name) for name in names]
+        if None in found and (away := self._away()):
+            raise away
+        return found
 
     def make_note(self, name: NamespaceName, note: bytes) -> bool:
         with self._as_store_errors(), self._unfinished_file(_note_draft(name), [note]) as written:

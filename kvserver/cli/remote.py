@@ -1,0 +1,168 @@
+"""`kvserver remote VERB`: looks at a store that several servers share, tries it, and clears it.
+
+`status` asks a running server. `probe` and `inspect` need none: they read the configuration and ask the store. `clear`
+does either.
+"""
+# ruff: noqa: PLC0415
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvserver.cli.admin import URL, TokenFile, Url
+from kvserver.cli.asking import ask_status
+from kvserver.cli.values import key as digest
+from kvserver.cli.values import seconds, whole
+from kvserver.config.config import Config, load
+from kvserver.config.paths import default_socket
+from kvserver.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kvserver.config.remotes import Remote
+
+LIMIT, WITHIN_S = 100_000, 10.0
+
+app = typer.Typer(
+    help="Look at the cache that several servers share, try it, and clear it (docs/remote.md).",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+ConfigFile = Annotated[str, typer.Option("--config", metavar="FILE", help="The server's TOML file.")]
+Remotes = Annotated[
+    str, typer.Option("--remotes", metavar="TEXT", help="The store as a flag of the server; wins over the file.")
+]
+
+
+@app.command()
+def status(
+    *,
+    socket: Annotated[str, typer.Option(metavar="PATH", help="The server's socket.", show_default="the default")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="What the status document has of it, as it is.")] = False,
+) -> None:
+    """Ask a running server how its store is used: whether it can be, what moved, what failed."""
+    import msgspec
+
+    from kvserver.cli.remote_text import counters_of, lines_of
+    from kvserver.wire.status import Status
+
+    known = msgspec.convert(ask_status(socket or default_socket()), Status)
+    if as_json:
+        shown = {"remote": known.remote, "counters": counters_of(known)}
+        typer.echo(msgspec.json.format(msgspec.json.encode(shown), indent=2).decode())
+    else:
+        typer.echo("\n".join(lines_of(known)))
+
+
+@app.command()
+def probe(*, config: ConfigFile = "", remotes: Remotes = "") -> None:
+    """Write a chunk to the store, read it and remove it, as doctor does; exits with 1 if that fails."""
+    given = _config(config, remotes)
+    _remote(given)
+    from kvserver.cli.doctor.doctor import remote_store
+
+    verdict, text = remote_store(given)
+    typer.echo(f"{verdict:4}  {text}")
+    if verdict == "fail":
+        raise typer.Exit(1)
+
+
+@app.command()
+def inspect(
+    *,
+    config: ConfigFile = "",
+    remotes: Remotes = "",
+    namespace: Annotated[
+        str, typer.Option(metavar="HEX", help="Count what this one has. Its first digits are enough.")
+    ] = "",
+    key: Annotated[str, typer.Option(metavar="HEX", help="With --namespace: show this chunk, and compare it.")] = "",
+    limit: Annotated[
+        int, typer.Option(metavar="N", help="List so many names at most.", parser=whole("limit", most=1_000_000_000))
+    ] = LIMIT,
+    within: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS", help="List for so long at most.", parser=seconds("within", least=0.1, most=86_400)
+        ),
+    ] = WITHIN_S,
+) -> None:
+    """List the namespaces of the store, or what one of them has, and change nothing. Exit 1: a chunk is not there, or
+    is wrong."""
+    if key and not namespace:
+        raise ConfigError("key-text", "inspect --key: name the namespace as well, with --namespace")
+    remote = _remote(_config(config, remotes))
+    from kvserver.cli import remote_look
+
+    with remote_look.opened(remote) as store:
+        look = remote_look.Look(store, remote, remote_look.Bounds(limit, within), typer.echo)
+        if not namespace:
+            look.namespaces()
+        elif not key:
+            look.namespace(namespace)
+        elif not look.chunk(namespace, digest(key)):
+            raise typer.Exit(1)
+
+
+@app.command()
+def clear(
+    namespace: Annotated[
+        str, typer.Argument(metavar="[NAMESPACE]", help="64 hexadecimal digits; inspect prints them.")
+    ] = "",
+    *,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All namespaces of the tenant that have a note in the store.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    config: ConfigFile = "",
+    remotes: Remotes = "",
+    url: Url = URL,
+    token_file: TokenFile = "",
+) -> None:
+    """Forget a namespace. Without --config and --remotes a running server does it, as `kvserver admin clear`. With one
+    of them only the store is told, and its servers hear of it from there."""
+    if bool(namespace) == everything:
+        raise ConfigError("remote-clear", "name a namespace, or --all, and not both")
+    of = [] if everything else [digest(namespace)]
+    if not config and not remotes:
+        if everything:
+            raise ConfigError("remote-clear", "--all asks the store itself: expected --config or --remotes")
+        _confirm("Forget this namespace, on this server and in its store?", yes=yes)
+        _clear_by_server(namespace, url, token_file)
+        return
+    remote = _remote(_config(config, remotes))
+    _confirm(f"Forget {'all namespaces' if everything else 'this namespace'} in {remote.name}?", yes=yes)
+    from kvserver.cli import remote_look
+    from kvserver.remote.epoch_lease import LEASE_S
+
+    with remote_look.opened(remote) as store:
+        count = remote_look.clear(store, remote, of or remote_look.all_namespaces(store, remote))
+    typer.echo(f"cleared: {count:,} namespaces; within {LEASE_S:g} s no server finds what the store had of them")
+
+
+def _clear_by_server(namespace: str, url: str, token_file: str) -> None:
+    from kvserver.cli.admin_client import AdminClient, read_token
+
+    said = AdminClient(url, read_token(token_file)).command("clear", {"namespace": namespace, "key": ""})
+    typer.echo(f"cleared: {said['chunks']:,} chunks")
+
+
+def _confirm(question: str, *, yes: bool) -> None:
+    """Asks, unless that was answered by --yes. Raises ConfigError where nobody can be asked."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise ConfigError("remote-clear", "standard input is no terminal, so nobody can be asked: expected --yes")
+    typer.confirm(question, abort=True)
+
+
+def _config(config: str, remotes: str) -> Config:
+    return load(Path(config) if config else None, {"remotes": remotes} if remotes else {})[0]
+
+
+def _remote(config: Config) -> "Remote":
+    if config.remote is None:
+        raise ConfigError("config-remote", "no store is named: expected --remotes, or [remotes.NAME] in --config")
+    return config.remote
