@@ -124,11 +124,11 @@ def clear(
     """Forget a namespace. Without --config and --remotes a running server does it, as `kvserver admin clear`. With one
     of them only the store is told, and its servers hear of it from there."""
     if bool(namespace) == everything:
-        raise ConfigError("remote-clear", "name a namespace, or --all, and not both")
+        raise ConfigError("option", "name a namespace, or --all, and not both")
     of = [] if everything else [digest(namespace)]
     if not config and not remotes:
         if everything:
-            raise ConfigError("remote-clear", "--all asks the store itself: expected --config or --remotes")
+            raise ConfigError("option", "--all asks the store itself: expected --config or --remotes")
         _confirm("Forget this namespace, on this server and in its store?", yes=yes)
         _clear_by_server(namespace, url, token_file)
         return
@@ -154,7 +154,7 @@ def _confirm(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise ConfigError("remote-clear", "standard input is no terminal, so nobody can be asked: expected --yes")
+        raise ConfigError("option", "standard input is no terminal, so nobody can be asked: expected --yes")
     typer.confirm(question, abort=True)
 
 

@@ -39,7 +39,7 @@ class Bounds(NamedTuple):
 
 
 class Content:
-    """What was listed of one or several epochs."""
+    """Sums of what was listed, of one or several epochs."""
 
     def __init__(self) -> None:
         self.epochs: set[int] = set()
@@ -165,7 +165,7 @@ class Look:
         return not any(verdicts)
 
     def _verdict(self, name: ChunkName, head: Head, wanted: int) -> str:
-        """What is wrong with one part; empty if its bytes have their digest. One at a time, so that memory suffices."""
+        """The fault of one part; empty if its bytes have their digest. Parts are read one by one, to spare memory."""
         payload = memoryview(bytearray(head.shards[wanted].payload_bytes))
         targets = [payload if index == wanted else None for index in range(len(head.shards))]
         try:

@@ -37,7 +37,7 @@ def _store(remote: RemoteStatus) -> Iterator[str]:
 
 
 def _facts(status: Status) -> Iterator[str]:
-    """What the store tells of itself, by its mover."""
+    """Facts that the store tells of itself, by its mover."""
     for mover in status.movers:
         if mover.device == "remote":
             for name, text in mover.facts.items():

@@ -33,6 +33,7 @@ from glide_shared.config import (
 from glide_shared.constants import TEncodable
 from glide_shared.exceptions import GlideError
 from glide_shared.logger import Level, Logger
+from glide_shared.routes import AllNodes
 from glide_sync import ClusterScanCursor, GlideClient, GlideClusterClient
 
 from kvserver.errors import ConfigError
@@ -287,7 +288,7 @@ class ValkeyStore:
             to.client.set(self._note_key(name), note)
 
     def look(self, name: ChunkName) -> Head | None:
-        with self._connection("note") as to:
+        with self._connection("note") as to, self._uncounted(to):
             value = to.client.getrange(self._key(name), 0, HEAD_BYTES_MAX - 1)
         return decode_of(name, value) if value else None
 
@@ -347,6 +348,24 @@ class ValkeyStore:
             with suppress(GlideError, ValueError, TypeError):
                 self._nodes = node_map(to.client.custom_command(["CLUSTER", "SLOTS"]))
 
+    @contextmanager
+    def _uncounted(self, to: "_Connection") -> Iterator[None]:
+        """Calls inside do not count as use, so that a look at all values does not change what is evicted first.
+
+        A Redis from before 7.2 does not know the command, and a user may lack the permission: then they count."""
+        with suppress(glide.RequestError):
+            self._everywhere(to, ["CLIENT", "NO-TOUCH", "ON"])
+        yield
+        with suppress(glide.RequestError):
+            self._everywhere(to, ["CLIENT", "NO-TOUCH", "OFF"])
+
+    def _everywhere(self, to: "_Connection", command: list[TEncodable]) -> None:
+        """Sends a command to every node that this connection reaches."""
+        if isinstance(to.client, GlideClusterClient):
+            to.client.custom_command(command, AllNodes())
+        else:
+            to.client.custom_command(command)
+
     def _scanned(self, begin: Sequence[str], rest: str) -> Iterator[list[tuple[bytes, list[str]]]]:
         """Names that begin with these pieces: whole, and the pieces behind. One list for each call, of all masters."""
         beginning = "".join(f"{piece}:" for piece in (*self._prefix(), *begin))
@@ -368,7 +387,8 @@ class ValkeyStore:
             batch = self._batch()
             for key, _ in named:
                 batch.strlen(key)
-            answers = self._exec(to, batch)
+            with self._uncounted(to):
+                answers = self._exec(to, batch)
             for one, answer in zip(named, answers, strict=True):
                 if isinstance(answer, GlideError) and not str(answer).startswith(WRONG_TYPE):
                     raise _translated(answer, to.scrub)

@@ -368,6 +368,30 @@ def test_foreign_names_are_left_out_of_a_list(server: ValkeyServer) -> None:
     assert (found.key, found.bytes) == (name_of(1).key, len(encode(head)) + head.payload_bytes)
 
 
+def test_lists_and_looks_count_as_no_use() -> None:
+    """Under LFU the first use of a value always raises its count, so that it can be seen."""
+    with ValkeyServer() as alone, ValkeyCluster() as cluster:
+        for servers in ([alone], cluster.servers):
+            for server in servers:
+                server.ask("CONFIG", "SET", "maxmemory-policy", "allkeys-lfu")
+            addresses = tuple(("127.0.0.1", server.port) for server in servers)
+            store = ValkeyStore(Settings(addresses, is_cluster=len(servers) > 1, **PATIENT))
+            for seed in range(12):
+                written(store, seed)
+            before = counts_of_use(servers)
+            assert len(before) == 12
+            assert len([value for some in store.values(NAMESPACE) for value in some]) == 12
+            assert store.look(name_of(1)) is not None
+            assert counts_of_use(servers) == before
+            store.notes([NAMESPACE])
+            store.heads([name_of(seed) for seed in range(12)], SHARDS)
+            assert counts_of_use(servers) != before, "otherwise this test sees nothing"
+
+
+def counts_of_use(servers: list[ValkeyServer]) -> dict[str, str]:
+    return {key: server.ask("OBJECT", "FREQ", key) for server in servers for key in keys(server)}
+
+
 def test_a_look_renews_nothing_and_removes_nothing(server: ValkeyServer) -> None:
     store = opened(server)
     written(store, 1, sizes=LARGE)
