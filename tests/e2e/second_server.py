@@ -229,9 +229,11 @@ def counted(server: Server, name: str) -> int:
     return count
 
 
-def knows_note(server: Server) -> bool:
-    remote = server.status().remote
-    return remote is not None and remote.usable and remote.namespaces_known > 0
+def is_ready(server: Server) -> bool:
+    """Chunks can be read: their namespace's note is known, and there is room."""
+    status = server.status()
+    knows_note = status.remote is not None and status.remote.usable and status.remote.namespaces_known > 0
+    return knows_note and status.arena.ready_bytes == status.arena.total_bytes
 
 
 def quiet(server: Server) -> bool:
@@ -262,7 +264,7 @@ def told(checks: Checks, name: str, case: Case, url: str, folder: Path) -> None:
         other.settings["recompute_tokens_per_s"] = story.computed_tokens_per_s
         other.start()
         until("the cache to be registered again", lambda: other.status().caches == 1, 120)
-        until("the namespace's note to be known", lambda: knows_note(other), 60)
+        until("the namespace's note to be known, and all of the arena", lambda: is_ready(other), 120)
         checks.check(f"{name}: gate", partial(story.is_chosen, engine, other))
         checks.check(f"{name}: loads on B", partial(clean, engine))
 
