@@ -257,6 +257,7 @@ def told(checks: Checks, name: str, case: Case, url: str, folder: Path) -> None:
         case.engine(folder, other) as engine,
     ):
         until("the cache to be registered", lambda: other.status().caches == 1, 120)
+        until("the namespace's note to be known, and all of the arena", lambda: is_ready(other), 120)
         checks.check(f"{name}: first token, ms", partial(story.is_read, engine, other))
         if not story.is_told:
             return
