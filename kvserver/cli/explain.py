@@ -43,7 +43,7 @@ REMOTE = {
     "queued": "is to get it: it waits to be written",
     "probing": "is being asked for it",
     "reading": "has it: it is read now, or after those before it",
-    "aside": "did not have it, or it could not be read; it is not asked for again",
+    "aside": "did not have it, or it could not be read, or was not wanted (docs/remote.md); it is not asked for again",
     "unasked": "has not been asked for it lately. A lookup asks for it, if it would bring tokens_min tokens",
 }
 

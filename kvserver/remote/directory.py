@@ -187,7 +187,7 @@ class DirectoryStore:
         return StoreError("remote-down", f"{UNFINISHED} is not there; is the file system mounted?", node=self._node)
 
     def _entries(self, folder: str | Path) -> Iterator[list[os.DirEntry[str]]]:
-        """What a folder has, some of it at a time; nothing if it is not there any more, or is no folder."""
+        """A folder's entries, some of them at a time; nothing if it is not there any more, or is no folder."""
         with self._as_store_errors(), suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
             while some := list(islice(entries, LISTED_AT_A_TIME)):
                 yield some

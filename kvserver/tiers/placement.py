@@ -16,9 +16,9 @@ bytes of a day."""
 RATE_AT_FIRST = 500_000_000
 """Bytes per second until a rate was measured."""
 GUESS_S = 0.02
-"""Weight of that guess."""
+"""Busy time for which that guess counts."""
 RATE_WINDOW_S = 1.0
-"""Busy time after which a measurement has half of its weight."""
+"""Busy time after which a measurement counts half as much, or less."""
 RATE_BYTES_MIN = 1 << 20
 """Fewer bytes are not enough for a measurement."""
 

@@ -26,7 +26,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     gone_s: float = 0.0
     """Time since it left."""
     remote: str = ""
-    """What the remote store has to do with it (service/requests/remote_reason.py). Empty: there is no store."""
+    """Why the remote store has not brought it (service/requests/remote_reason.py). Empty: there is no store."""
     remote_s: float = 0.0
     """For so long it is not asked for."""
     held_in: list[str] = []

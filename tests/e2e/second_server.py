@@ -133,7 +133,7 @@ class Case(NamedTuple):
 
 
 class Story:
-    """What one case tells, step by step. Times are milliseconds to the first token."""
+    """The steps of one case. Times are milliseconds to the first token."""
 
     def __init__(self, case: Case) -> None:
         self._case = case

@@ -146,7 +146,7 @@ KV_FUNCTION void write(Word64 to, const Unit16& unit) {
                  : "l"(to), "r"(unit.a), "r"(unit.b), "r"(unit.c), "r"(unit.d)
                  : "memory");
 }
-// Of a table that nobody writes, and that shall stay in the cache.
+// Reads a table that nobody writes, and that shall stay in the cache.
 KV_FUNCTION void look_up(Unit16& unit, Word64 from) {
     asm("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
         : "=r"(unit.a), "=r"(unit.b), "=r"(unit.c), "=r"(unit.d)
@@ -198,7 +198,7 @@ KV_FUNCTION void read(Unit16& unit, Word64 from) {
 KV_FUNCTION void write(Word64 to, const Unit16& unit) {
     __builtin_nontemporal_store(unit, reinterpret_cast<KV_GLOBAL Unit16*>(to));
 }
-// Of a table, which shall stay in the cache.
+// Reads a table, which shall stay in the cache.
 template <typename Unit>
 KV_FUNCTION void look_up(Unit& unit, Word64 from) {
     unit = *reinterpret_cast<const KV_GLOBAL Unit*>(from);
@@ -359,8 +359,8 @@ KV_FUNCTION void end_row(Lane& lane, unsigned row) {
     lane.lower = lane.upper = {0, 0};
 }
 
-// Where the lower limb of a word's column is; the upper limb lies a row behind it. Lanes beside each other read entries
-// beside each other, because these loads, not the products, are what takes the time.
+// The place of the lower limb of a word's column; the upper limb lies a row behind it. Lanes beside each other read
+// entries beside each other, because these loads, not the products, are what takes the time.
 KV_FUNCTION Word64 column_at(const Lane& lane, unsigned offset) { return lane.columns + offset % ROW_BYTES; }
 
 KV_FUNCTION void weigh(Lane& lane, const Unit16& unit, Word64 column) {

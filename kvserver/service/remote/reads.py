@@ -21,6 +21,9 @@ FAILED_MS = 60_000
 """The same for a chunk that was there and could not be used."""
 NODE_FAULTS = ("remote-slow", "remote-down", "remote-denied", "left-alone", "cancelled", "mover-lost", "stale")
 """Faults that say nothing about the chunk. stale: what counts in its namespace is not known any more."""
+DECLINED = "declined"
+"""Not wanted although the store has it: too few tokens, slower than computing, or no room. An engine that asks again
+must not wait for it."""
 FETCHES_MAX = 256
 """Reads under way, however small they are."""
 
@@ -46,7 +49,7 @@ def probed(core: Core, tier: RemoteTier, job: ProbeJob, report: RemoteProbed, no
     each = pursuit.space.geometry.chunk_tokens
     if len(heads) * each < tier.remote.tokens_min or _too_slow(core, tier, heads, tokens=len(heads) * each):
         if heads:
-            _decline(tier, pursuit, 0, now_ns)
+            set_aside(tier, pursuit, 0, DECLINED, now_ns)
         tier.drop(pursuit)
 
 
@@ -102,7 +105,7 @@ def turn(core: Core, tier: RemoteTier, now_ns: int) -> None:
             if not _has_room(tier, pursuit):
                 return
             if not _order_next(core, tier, pursuit, now_ns):
-                _decline(tier, pursuit, pursuit.begun, now_ns)
+                set_aside(tier, pursuit, pursuit.begun, DECLINED, now_ns)
                 tier.shorten(pursuit, pursuit.begun)
         if pursuit.heads is not None and not pursuit.fetching:
             tier.drop(pursuit)
@@ -186,13 +189,7 @@ def _is_current(core: Core, tier: RemoteTier, pursuit: Pursuit, now_ns: int) -> 
     return tier.epoch_of(pursuit.space, now_ns) == pursuit.epoch
 
 
-def _decline(tier: RemoteTier, pursuit: Pursuit, position: int, now_ns: int) -> None:
-    """The chunks from there on are in the store, and are not read. Who asks again shall not wait for them."""
-    until_ns = now_ns + ABSENT_MS * MILLISECOND_NS
-    tier.set_aside(pursuit.space.digest, pursuit.keys[position], until_ns)
-
-
 def set_aside(tier: RemoteTier, pursuit: Pursuit, position: int, fault: str, now_ns: int) -> None:
     """The chunk is not asked for again for a while."""
-    pause_ms = ABSENT_MS if fault == "absent" or fault in NODE_FAULTS else FAILED_MS
+    pause_ms = ABSENT_MS if fault in ("absent", DECLINED, *NODE_FAULTS) else FAILED_MS
     tier.set_aside(pursuit.space.digest, pursuit.keys[position], now_ns + pause_ms * MILLISECOND_NS)

@@ -6,7 +6,7 @@ unknown      the namespace's note was not read in the last seconds, so nothing t
 queued       the chunk is here, and waits to be written
 probing      it is looked for, and the store has not answered yet
 reading      it is there, and is read or will be
-aside        it was not there or could not be read, and is not asked for again for a while
+aside        it was not there, could not be read or was not wanted, and is not asked for again for a while
 unasked      none of these: no lookup has asked for it lately
 """
 

@@ -55,7 +55,8 @@ def test_a_chunk_that_the_remote_store_did_not_bring_has_a_sentence_about_it() -
         remote="aside",
         remote_s=1.52,
     )
-    expected = "  the remote store did not have it, or it could not be read; it is not asked for again for 1.5 s"
+    why = "did not have it, or it could not be read, or was not wanted (docs/remote.md)"
+    expected = f"  the remote store {why}; it is not asked for again for 1.5 s"
     assert sentences(found)[-1] == expected
 
 

@@ -327,7 +327,7 @@ def test_the_store_starts_with_its_password_makes_room_and_saves_nothing(name: s
 
 
 def _asked(port: int, *commands: str) -> str:
-    """What a Valkey says to commands; waits until it has started."""
+    """Answers of a Valkey to commands; waits until it has started."""
     until_s = time.monotonic() + 20
     while True:
         try:
