@@ -24,7 +24,7 @@ FLAT_NAMES = {
 FIRST_STORE, LAST_STORE = 24, 31  # atomics lie above
 BUFFER_NAMES = {40: "wbl2", 41: "inv", 62: "wbinvl1", 63: "wbinvl1_vol"}
 """They write caches back or forget what is in them."""
-DS_NAMES = {61: "swizzle_b32"}
+DS_NAMES = {61: "swizzle_b32", 63: "bpermute_b32"}
 WIDE_FORMATS = {
     0x30: "s_load",
     0x31: "exp",

@@ -8,8 +8,8 @@ from tests.drill.service import REQUESTS, SERVICE, STATE
 REMOTE = f"{SERVICE}/remote"
 READS, EPOCHS, WRITES = f"{REMOTE}/reads.py", f"{REMOTE}/epochs.py", f"{REMOTE}/writes.py"
 OWN_TESTS = (
-    *("tests/unit/service/test_remote_reads.py", "tests/unit/service/test_remote_status.py"),
-    *("tests/unit/remote/test_epoch_lease.py", "tests/process/remote"),
+    *("tests/unit/service/test_remote_reads.py", "tests/unit/service/test_remote_epochs.py"),
+    *("tests/unit/service/test_remote_status.py", "tests/unit/remote/test_epoch_lease.py", "tests/process/remote"),
 )
 
 

@@ -98,6 +98,9 @@ KV_FUNCTION void fence_for_host() {}
 KV_FUNCTION Word64 of_all_lanes(Word64 share) { return share; }
 KV_FUNCTION unsigned of_first_lane(unsigned number) { return number; }
 KV_FUNCTION bool is_first_lane() { return true; }
+KV_FUNCTION unsigned lane_index() { return 0; }
+KV_FUNCTION unsigned of_lane(unsigned number, unsigned) { return number; }
+constexpr unsigned CREW_READERS = 1;
 
 #else
 
@@ -177,6 +180,10 @@ KV_FUNCTION unsigned of_first_lane(unsigned number) {
     asm volatile("bar.warp.sync 0xffffffff;" : : : "memory");  // it orders accesses of the lanes, a shuffle need not
     return number;
 }
+KV_FUNCTION unsigned of_lane(unsigned number, unsigned lane) {
+    asm volatile("shfl.sync.idx.b32 %0, %0, %1, 0x1f, 0xffffffff;" : "+r"(number) : "r"(lane));
+    return number;
+}
 template <unsigned APART>
 KV_FUNCTION unsigned of_lane(unsigned number) {
     asm volatile("shfl.sync.bfly.b32 %0, %0, %1, 0x1f, 0xffffffff;" : "+r"(number) : "n"(APART));
@@ -221,6 +228,9 @@ KV_FUNCTION void fence_before() { __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agen
 KV_FUNCTION void fence_after() { __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent"); }
 KV_FUNCTION void fence_for_host() { __builtin_amdgcn_fence(__ATOMIC_RELEASE, ""); }
 KV_FUNCTION unsigned of_first_lane(unsigned number) { return __builtin_amdgcn_ds_swizzle(number, 0); }
+KV_FUNCTION unsigned of_lane(unsigned number, unsigned lane) {
+    return __builtin_amdgcn_ds_bpermute((thread_index() / CREW_LANES * CREW_LANES + lane) * sizeof number, number);
+}
 // Within 32 lanes, as a crew is half of a wavefront: the upper five bits of the pattern are XORed to a lane's number.
 template <unsigned APART>
 KV_FUNCTION unsigned of_lane(unsigned number) {
@@ -231,7 +241,9 @@ KV_FUNCTION unsigned of_lane(unsigned number) {
 
 #ifndef KV_HOST
 
-KV_FUNCTION bool is_first_lane() { return thread_index() % CREW_LANES == 0; }
+KV_FUNCTION unsigned lane_index() { return thread_index() % CREW_LANES; }
+KV_FUNCTION bool is_first_lane() { return lane_index() == 0; }
+constexpr unsigned CREW_READERS = CREW_LANES;
 
 template <unsigned APART>
 KV_FUNCTION Word64 with_lane(Word64 share) {
@@ -458,23 +470,36 @@ KV_FUNCTION void add_shares(const DigestTotals& totals, unsigned index, Word64 s
     add(place + 16, bytes);
 }
 
-// A crew takes neighbours in the list, which mostly belong to one sum: that is touched once then.
+KV_FUNCTION Word64 of_lane(Word64 number, unsigned lane) {
+    return (Word64)of_lane((unsigned)(number >> 32), lane) << 32 | of_lane((unsigned)number, lane);
+}
+// The piece that this lane of the crew has.
+KV_FUNCTION DigestPiece piece_of(const DigestPiece& piece, unsigned lane) {
+    const unsigned ends = of_lane((unsigned)piece.bytes << 16 | piece.sum, lane);
+    return {of_lane(piece.from, lane), of_lane(piece.to, lane), of_lane(piece.offset, lane),
+            (unsigned short)(ends >> 16), (unsigned short)ends};
+}
+
+// A crew takes neighbours in the list, which mostly belong to one sum: that is touched once then. The list may lie in
+// host memory, so each lane reads one piece of the next 32, and all get it from that lane.
 KV_FUNCTION void sum_pieces(const DigestPiece* pieces, unsigned count, Lane lane, const DigestTotals& totals,
                             unsigned crews, unsigned crew) {
     const unsigned more = count % crews;  // crews have a piece more than the others
     const unsigned begin = count / crews * crew + (crew < more ? crew : more);
     const unsigned end = begin + count / crews + (crew < more);
     if (begin == end) return;
-    DigestPiece next = pieces[begin];
+    DigestPiece read_here = {};
     unsigned bytes = 0;
     for (unsigned index = begin; index < end; ++index) {
-        const DigestPiece piece = next;
-        if (index + 1 < end) next = pieces[index + 1];
+        const unsigned reader = (index - begin) % CREW_READERS;
+        if (reader == 0 && index + lane_index() < end) read_here = pieces[index + lane_index()];
+        const DigestPiece piece = piece_of(read_here, reader);
         const Word64 from = (Word64)(KV_RESOLVE(piece.from, piece.bytes, false));
         const Word64 to = piece.to == 0 ? 0 : (Word64)(KV_RESOLVE(piece.to, piece.bytes, true));
         KV_EACH_LANE(number) sum_share(lane, to, from, piece.offset, piece.bytes, number);
         bytes += piece.bytes;
-        if (index + 1 < end && next.sum == piece.sum) continue;
+        const bool is_last = index + 1 == end || reader + 1 == CREW_READERS;
+        if (!is_last && of_lane((unsigned)read_here.sum, reader + 1) == piece.sum) continue;
         add_shares(totals, piece.sum, lane.sum, bytes);
         lane.sum = bytes = 0;
     }

@@ -108,6 +108,7 @@ def test_amd_code_of_the_digest_adds_to_three_numbers_when_its_lanes_have_added_
     assert found.count("global_atomic_add_x2") == 3 + 1, "and one to the counter"
     assert found.count("global_atomic_swap_x2") == 3 + 1
     assert found.count("ds_swizzle_b32") == 2 * 5 + 1
+    assert found.count("ds_bpermute_b32") >= 6, "the lanes read the list together"
 
 
 @pytest.mark.parametrize("arch", AMD_FLAGS)
