@@ -62,14 +62,6 @@ class Put(NamedTuple):
     slots: tuple[int, ...]
 
 
-class Touch(NamedTuple):
-    """Tells the store that a chunk was used."""
-
-    job: int
-    name: ChunkName
-    head: Head
-
-
 class ReadNote(NamedTuple):
     """Reads the note of a namespace."""
 
@@ -87,7 +79,7 @@ class WriteNote(NamedTuple):
     """Whether it takes the place of one that is there."""
 
 
-Job = Probe | Fetch | Put | Touch | ReadNote | WriteNote
+Job = Probe | Fetch | Put | ReadNote | WriteNote
 
 
 class Ended(NamedTuple):
@@ -122,7 +114,7 @@ class RemoteEngine:
         self._lock = threading.Condition()
         self._probes: deque[Probe] = deque()
         self._loads: deque[Fetch] = deque()
-        self._writes: deque[Put | Touch] = deque()
+        self._writes: deque[Put] = deque()
         self._notes: deque[ReadNote | WriteNote] = deque()
         self._writers_left = threads - 1
         self._open: dict[int, bool] = {}
@@ -237,7 +229,7 @@ class RemoteEngine:
                     self._writers_left += 1
                     self._lock.notify_all()
 
-    def _next_bulk(self) -> Fetch | Put | Touch | None:
+    def _next_bulk(self) -> Fetch | Put | None:
         with self._lock:
             self._lock.wait_for(lambda: self._is_closed or self._loads or (self._writes and self._writers_left))
             if self._loads:
@@ -322,7 +314,7 @@ class RemoteEngine:
             return Ended(job.job, problem.code)
         return Ended(job.job, "")
 
-    def _move(self, job: Fetch | Put | Touch) -> Ended:
+    def _move(self, job: Fetch | Put) -> Ended:
         node = self._node_of(job.name)
         with self._lock:
             if not node.begin():
@@ -340,7 +332,7 @@ class RemoteEngine:
                 node.ended(code, time.monotonic())
         return Ended(job.job, fault, sums=sums)
 
-    def _moved(self, job: Fetch | Put | Touch) -> tuple[Fault, tuple[int, ...]]:
+    def _moved(self, job: Fetch | Put) -> tuple[Fault, tuple[int, ...]]:
         """Carries out a job. Returns its fault and, for a Fetch without one, the sums."""
         match job:
             case Fetch(_, name, head, slots):
@@ -358,8 +350,6 @@ class RemoteEngine:
                     return "digest", ()
                 if not self._store.write(name, head, sources):
                     return "existed", ()
-            case Touch(_, name, head):
-                self._store.touch(name, head)
         return "", ()
 
     def _memory(self, head: Head, slots: Sequence[int | None]) -> list[memoryview | None]:

@@ -144,7 +144,10 @@ def config(**more: Any) -> SimpleNamespace:
         ({"attention_config": SimpleNamespace(hisparse_config=object())}, "HiSparse"),
     ],
 )
-def test_what_is_not_supported_is_refused_at_the_start(module: Any, wrong: dict[str, Any], named: str) -> None:
+def test_what_is_not_supported_is_refused_at_the_start(
+    module: Any, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any], named: str
+) -> None:
+    monkeypatch.setattr(module.versions, "knows_stages", lambda _: True)
     groups = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=FULL)])
     for method in ("ngram", "medusa"):
         module._check_supported(config(speculative_config=SimpleNamespace(method=method)), groups)
@@ -154,6 +157,7 @@ def test_what_is_not_supported_is_refused_at_the_start(module: Any, wrong: dict[
 
 def test_stages_need_a_release_that_knows_of_them(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     groups = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=FULL)])
+    monkeypatch.setattr(module.versions, "knows_stages", lambda _: True)
     module._check_supported(config(pipeline_parallel_size=2), groups)
     monkeypatch.setattr(module.versions, "knows_stages", lambda _: False)
     module._check_supported(config(), groups)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvserver.movers.remote_checks import digest_of
-from kvserver.movers.remote_engine import Ended, Fetch, Job, Probe, Put, RemoteEngine, Touch
+from kvserver.movers.remote_engine import Ended, Fetch, Job, Probe, Put, RemoteEngine
 from kvserver.remote.breaker import FAILURES_MAX
 from kvserver.remote.chunk_value import ChunkName, Head, Shard, encode
 from kvserver.remote.directory import DirectoryStore
@@ -130,7 +130,6 @@ def test_a_chunk_goes_out_and_comes_back_into_other_slots(scene: Scene) -> None:
     found = scene.run(lambda job: Probe(job, (name_of(4), name), 3))
     assert found.heads == (None, head)
     assert found.faults == ()
-    assert scene.run(lambda job: Touch(job, name, head)).fault == ""
     assert scene.run(lambda job: Fetch(job, name, head, BACK)).fault == ""
     assert scene.came_back()
 
