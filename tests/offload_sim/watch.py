@@ -114,15 +114,15 @@ class Watch:
             first, each = found.chunks - found.lease.chunks_on_disk, self._options.chunk_tokens
             tokens = life.from_disk if now_s < life.asked_due_s else life.perhaps_from_disk
             tokens.update(range(first * each, found.chunks * each))
-        anew = max(found.chunks, life.stored_since_asked, *life.storing.values())
-        if life.question == number:
-            life.unsure = anew if found.why else None
-            if found.why and not life.was_short:
-                anew = max(anew, life.floor)
-            life.was_short = False
+        anew = sure = max(found.chunks, life.stored_since_asked, *life.storing.values())
+        if life.question == number and found.why and not life.was_short:
+            anew = max(anew, life.floor)
         if life.question == number and now_s < life.asked_due_s:
+            life.unsure, life.was_short = sure if found.why else None, False
             life.floor, life.answer, life.answered_s, life.question = anew, found, now_s, 0
-        elif life.question == number:  # perhaps the request still waited for it
+        elif life.question == number:  # perhaps the request still waited for it, and perhaps what was before holds
+            if found.why:
+                life.unsure = sure if life.unsure is None else min(sure, life.unsure)
             life.floor, life.answer, life.answered_s, life.question = min(anew, life.floor), found, LONG_AGO, 0
         elif not life.failed:
             life.floor = max(life.floor, found.chunks)
@@ -164,7 +164,7 @@ class Watch:
             require(said == self._gain(life, tokens, hbm), f"offers {said}, expected {self._gain(life, tokens, hbm)}")
         elif self._should_read(life, tokens, hbm, now_s, retrieves):
             require(False, f"offers nothing, expected {self._gain(life, tokens, hbm)}")
-        elif retrieves >= self._options.retrieves_max:
+        elif retrieves >= self._options.retrieves_max and self._gain(life, tokens, hbm):
             life.answer = None  # it may have waited for its turn too long
 
     def _is_stale(self, life: Life, tokens: int, hbm: int, now_s: float) -> bool:
