@@ -6,7 +6,7 @@ from kvserver.wire.messages import Clear
 from kvserver.wire.orders import ProbeRemote, ReadRemoteNote, RemoteNoteRead, WriteRemoteNote
 from tests.rigs.brain_rig import NAMESPACE, chain
 from tests.rigs.disk_rig import DiskRig
-from tests.unit.service.test_remote_reads import EPOCH, RemoteRig
+from tests.rigs.remote_rig import EPOCH, RemoteRig
 
 
 class RemoteDiskRig(RemoteRig, DiskRig):

@@ -2,15 +2,12 @@
 
 import dataclasses
 import struct
-from typing import TypeVar
 
 import pytest
 
-from kvserver.config.remotes import parse
 from kvserver.index.space import Space
 from kvserver.remote.chunk_value import Head, Shard, decode, encode
 from kvserver.service.base.effects import Tell
-from kvserver.service.base.events import Tick
 from kvserver.service.remote.reads import ABSENT_MS, groups_of
 from kvserver.tiers.records import NO_PARENT
 from kvserver.tiers.slots import slot_bytes_for
@@ -21,19 +18,16 @@ from kvserver.wire.messages import KEY_BYTES, Explain
 from kvserver.wire.orders import (
     FetchRemote,
     ProbeRemote,
-    ReadRemoteNote,
     RemoteEnded,
     RemoteIs,
-    RemoteNoteRead,
     RemoteProbed,
 )
 from tests.rigs.brain_rig import CHUNK_TOKENS, NAMESPACE, Client, Rig, chain, key
+from tests.rigs.remote_rig import EPOCH, RemoteRig
 
 SIZES = {(0, 0): 7001, (0, 1): 7003, (1, 0): 901}
 """(group, shard) -> bytes. Group 0 is full, group 1 a window."""
-EPOCH = 77
 NUMBER = struct.Struct("<Q")
-T = TypeVar("T")
 
 
 def space() -> Space:
@@ -70,38 +64,6 @@ def test_a_head_is_taken_only_with_the_shards_of_its_namespace(
     shards: tuple[tuple[int, int, int], ...], groups: int | None
 ) -> None:
     assert groups_of(space(), head(*shards)) == groups
-
-
-class RemoteRig(Rig):
-    """A brain with an engine, whose remote store answers when the test says so."""
-
-    def __init__(self, *, kv_events: bool = False, **options: object) -> None:
-        given = "&".join(f"{name}={value}" for name, value in {"tokens_min": 0, **options}.items())
-        super().__init__(remote=parse(f"fleet=file:///mnt/kv?{given}")[0], kv_events=kv_events)
-        self.client = Client(self).register()
-        self.handle(Tick())
-        assert self.core.remote is not None
-        assert self.core.remote.mover is not None
-        self.mover = self.core.remote.mover.number
-        self.handle(Tick())
-        (note,) = self.asked(ReadRemoteNote)
-        self.report(self.mover, RemoteNoteRead(note.job, "", "here", EPOCH, b""))
-
-    def asked(self, kind: type[T]) -> list[T]:
-        """All orders of a kind."""
-        return [order for order in self.orders if isinstance(order, kind)]
-
-    def has(self, keys: bytes, *chunks: int) -> None:
-        """The store answers the last probe: it has these chunks of a prompt."""
-        probe = self.asked(ProbeRemote)[-1]
-        part = self.core.chunks.spaces[NAMESPACE].parts[0]
-        asked = [probe.keys[at : at + KEY_BYTES] for at in range(0, len(probe.keys), KEY_BYTES)]
-        heads = {}
-        for chunk in chunks:
-            parent = key(keys, chunk - 1) if chunk else NO_PARENT
-            shards = (Shard(0, 0, part.payload_bytes, 5),)
-            heads[key(keys, chunk)] = encode(Head(NAMESPACE, key(keys, chunk), parent, EPOCH, 3, 0, shards))
-        self.report(self.mover, RemoteProbed(probe.job, [heads.get(one, b"") for one in asked], [], 1))
 
 
 def test_a_lookup_is_answered_before_the_store_is_and_says_how_much_may_come() -> None:
