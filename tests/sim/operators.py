@@ -32,6 +32,7 @@ from kvserver.wire.admin import (
 from kvserver.wire.messages import KEY_BYTES, Cleared, Draining, Error
 from kvserver.wire.orders import Demote
 
+from . import service_view
 from .content import Path, key_of, keys_of, path_of
 from .disk import Devices, SimDiskMover, items_of
 from .ledger import Ledger
@@ -257,7 +258,8 @@ def after(world: "World", peer: int, outcome: Outcome) -> None:
     if not isinstance(outcome, Error):
         world.voided.chunks |= chunks
         world.counts["chunks voided on disk"] += len(chunks)
-    elif outcome.code == "disk-clear":
+    elif outcome.code == "disk-clear" and service_view.clears_are_owed(world.shell.service):
+        # Otherwise a device could not be opened: its answer says to clear again, and promises nothing.
         world.voided.owed |= chunks
         world.counts["clears owed"] += 1
 
