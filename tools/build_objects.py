@@ -34,7 +34,7 @@ DIGEST = "kv_digest"
 WIDTHS = (("dwordx4", "dwordx4"), ("dwordx2", "dwordx2"), ("dword", "dword"), ("ushort", "short"), ("ubyte", "byte"))
 """How gfx9 names the loads and stores of 16, 8, 4, 2 and 1 bytes."""
 BETWEEN_LANES = ("ds_swizzle_b32", "ds_bpermute_b32")
-"""By these, lanes hand each other their sums and pieces; they touch no memory."""
+"""Lanes hand each other their sums and pieces by these. They touch no memory."""
 FENCES = ("buffer_wbl2", "buffer_inv", "buffer_wbinvl1", "buffer_wbinvl1_vol")
 """What fences do to caches."""
 PAGE_BYTES = 4096

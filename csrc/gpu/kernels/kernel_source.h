@@ -185,7 +185,7 @@ KV_FUNCTION unsigned of_lane(unsigned number, unsigned lane) {
     return number;
 }
 template <unsigned APART>
-KV_FUNCTION unsigned of_lane(unsigned number) {
+KV_FUNCTION unsigned of_lane_apart(unsigned number) {
     asm volatile("shfl.sync.bfly.b32 %0, %0, %1, 0x1f, 0xffffffff;" : "+r"(number) : "n"(APART));
     return number;
 }
@@ -233,7 +233,7 @@ KV_FUNCTION unsigned of_lane(unsigned number, unsigned lane) {
 }
 // Within 32 lanes, as a crew is half of a wavefront: the upper five bits of the pattern are XORed to a lane's number.
 template <unsigned APART>
-KV_FUNCTION unsigned of_lane(unsigned number) {
+KV_FUNCTION unsigned of_lane_apart(unsigned number) {
     return __builtin_amdgcn_ds_swizzle(number, APART << 10 | 0x1f);
 }
 
@@ -247,7 +247,7 @@ constexpr unsigned CREW_READERS = CREW_LANES;
 
 template <unsigned APART>
 KV_FUNCTION Word64 with_lane(Word64 share) {
-    const Word64 other = (Word64)of_lane<APART>((unsigned)(share >> 32)) << 32 | of_lane<APART>((unsigned)share);
+    const Word64 other = (Word64)of_lane_apart<APART>((unsigned)(share >> 32)) << 32 | of_lane_apart<APART>((unsigned)share);
     return folded(share + other);
 }
 // The sum of a crew's shares, in each of its lanes.
@@ -473,15 +473,16 @@ KV_FUNCTION void add_shares(const DigestTotals& totals, unsigned index, Word64 s
 KV_FUNCTION Word64 of_lane(Word64 number, unsigned lane) {
     return (Word64)of_lane((unsigned)(number >> 32), lane) << 32 | of_lane((unsigned)number, lane);
 }
-// The piece that this lane of the crew has.
+
+// The piece that this lane of the crew has read.
 KV_FUNCTION DigestPiece piece_of(const DigestPiece& piece, unsigned lane) {
-    const unsigned ends = of_lane((unsigned)piece.bytes << 16 | piece.sum, lane);
+    const unsigned bytes_and_sum = of_lane((unsigned)piece.bytes << 16 | piece.sum, lane);
     return {of_lane(piece.from, lane), of_lane(piece.to, lane), of_lane(piece.offset, lane),
-            (unsigned short)(ends >> 16), (unsigned short)ends};
+            (unsigned short)(bytes_and_sum >> 16), (unsigned short)bytes_and_sum};
 }
 
-// A crew takes neighbours in the list, which mostly belong to one sum: that is touched once then. The list may lie in
-// host memory, so each lane reads one piece of the next 32, and all get it from that lane.
+// A crew takes neighbours in the list, which mostly belong to one sum: that is touched once in 32 pieces then. The list
+// may lie in host memory, so each lane reads one of the next 32 pieces, and all get it from that lane.
 KV_FUNCTION void sum_pieces(const DigestPiece* pieces, unsigned count, Lane lane, const DigestTotals& totals,
                             unsigned crews, unsigned crew) {
     const unsigned more = count % crews;  // crews have a piece more than the others
