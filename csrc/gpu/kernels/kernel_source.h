@@ -247,7 +247,8 @@ constexpr unsigned CREW_READERS = CREW_LANES;
 
 template <unsigned APART>
 KV_FUNCTION Word64 with_lane(Word64 share) {
-    const Word64 other = (Word64)of_lane_apart<APART>((unsigned)(share >> 32)) << 32 | of_lane_apart<APART>((unsigned)share);
+    const Word64 other =
+        (Word64)of_lane_apart<APART>((unsigned)(share >> 32)) << 32 | of_lane_apart<APART>((unsigned)share);
     return folded(share + other);
 }
 // The sum of a crew's shares, in each of its lanes.
