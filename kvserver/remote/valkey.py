@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -137,8 +137,8 @@ class ValkeyStore:
     def facts(self) -> Facts:
         with self._connection("note") as to:
             told = to.client.info([InfoSection.SERVER, InfoSection.MEMORY])
-        nodes = list(told.values()) if isinstance(told, dict) else [told]
-        found = [_info(node) for node in nodes]
+            nodes = list(told.values()) if isinstance(told, dict) else [told]
+            found = [_info(_bytes(node) or b"") for node in nodes]
         policies = sorted({node.get("maxmemory_policy", "unknown") for node in found})
         bounded = all(int(node.get("maxmemory", "0")) > 0 for node in found)
         warnings = []
@@ -161,7 +161,7 @@ class ValkeyStore:
             batch = self._batch()
             for name in names:
                 batch.getrange(self._key(name), 0, last)
-            answers = self._exec(to, batch)
+            answers = self._exec(to, batch, len(names))
             found = [_head(name, answer, to.scrub) for name, answer in zip(names, answers, strict=True)]
             in_fragments = [
                 (index, head) for index, head in enumerate(found) if isinstance(head, Head) and head.fragment_bytes
@@ -179,13 +179,12 @@ class ValkeyStore:
     ) -> None:
         """Replaces heads whose fragments are not all there by None, and drops them: they would keep the chunk out."""
         batch = self._batch()
-        for index, head in in_fragments:
-            self._renew(batch, names[index], head)
-        answers = iter(self._exec(to, batch))
+        keys = [self._renew(batch, names[index], head) for index, head in in_fragments]
+        answers = iter(self._exec(to, batch, sum(keys)))
         dangling = self._batch()
         count = 0
-        for index, head in in_fragments:
-            of_head = [next(answers) for _ in self._keys(names[index], head)]
+        for (index, _), of_one in zip(in_fragments, keys, strict=True):
+            of_head = list(islice(answers, of_one))
             failed = next((answer for answer in of_head if isinstance(answer, GlideError)), None)
             if failed is not None:
                 found[index] = _translated(failed, to.scrub)
@@ -195,7 +194,7 @@ class ValkeyStore:
                 count += 1
         if count:
             with suppress(GlideError):
-                self._exec(to, dangling)
+                self._exec(to, dangling, count)
 
     def read(self, name: ChunkName, head: Head, targets: Sequence[memoryview | None]) -> None:
         with self._connection("bulk") as to:
@@ -213,7 +212,7 @@ class ValkeyStore:
             if "exceeds buffer" in str(problem):
                 raise Gone("remote-gone", "another write of it is there") from problem
             raise
-        if count is None or int(count) != len(whole) or whole[: len(expected)] != expected:
+        if _number(count) != len(whole) or whole[: len(expected)] != expected:
             raise Gone("remote-gone", "is not there any more, or another write of it is")
         starts = accumulate((shard.payload_bytes for shard in head.shards), initial=len(expected))
         for target, start in zip(targets, starts, strict=False):
@@ -233,7 +232,8 @@ class ValkeyStore:
                 if "exceeds buffer" in str(problem):
                     raise Gone("remote-gone", "a fragment has another size") from problem
                 raise
-            if any(count is None or int(count) != len(view) for count, view in zip(counts, views, strict=True)):
+            found = [_number(count) for count in _listed_answers(counts, len(views))]
+            if found != [len(view) for view in views]:
                 raise Gone("remote-gone", "a fragment is not there any more")
 
     def write(self, name: ChunkName, head: Head, sources: Sequence[memoryview]) -> bool:
@@ -265,8 +265,8 @@ class ValkeyStore:
     def touch(self, name: ChunkName, head: Head) -> None:
         with self._connection("probe") as to:
             batch = self._batch()
-            self._renew(batch, name, head)
-            for answer in self._exec(to, batch):
+            keys = self._renew(batch, name, head)
+            for answer in self._exec(to, batch, keys):
                 if isinstance(answer, GlideError):
                     raise _translated(answer, to.scrub)
 
@@ -276,7 +276,8 @@ class ValkeyStore:
 
     def notes(self, names: Sequence[NamespaceName]) -> list[bytes | None]:
         with self._connection("note") as to:
-            return to.client.mget([self._note_key(name) for name in names]) if names else []
+            answer = to.client.mget([self._note_key(name) for name in names]) if names else []
+            return [_bytes(note) for note in _listed_answers(answer, len(names))]
 
     def make_note(self, name: NamespaceName, note: bytes) -> bool:
         with self._connection("note") as to:
@@ -289,7 +290,7 @@ class ValkeyStore:
 
     def look(self, name: ChunkName) -> Head | None:
         with self._connection("note") as to, self._uncounted(to):
-            value = to.client.getrange(self._key(name), 0, HEAD_BYTES_MAX - 1)
+            value = _bytes(to.client.getrange(self._key(name), 0, HEAD_BYTES_MAX - 1))
         return decode_of(name, value) if value else None
 
     def namespaces(self, tenant: str) -> Iterator[list[NamespaceName]]:
@@ -374,7 +375,8 @@ class ValkeyStore:
         while True:
             with self._connection("note") as to:
                 answer: Any = to.client.scan(cursor, match=pattern, count=SCANNED_AT_A_TIME)
-            cursor, keys = answer
+                cursor, listed = _listed_answers(answer, 2)
+                keys = [_bytes(key) or b"" for key in listed]
             yield [(key, key.decode(errors="replace")[len(beginning) :].split(":")) for key in keys]
             if cursor.is_finished() if self._settings.is_cluster else cursor == b"0":
                 return
@@ -388,25 +390,27 @@ class ValkeyStore:
             for key, _ in named:
                 batch.strlen(key)
             with self._uncounted(to):
-                answers = self._exec(to, batch)
+                answers = self._exec(to, batch, len(named))
             for one, answer in zip(named, answers, strict=True):
                 if isinstance(answer, GlideError) and not str(answer).startswith(WRONG_TYPE):
                     raise _translated(answer, to.scrub)
-                yield one, 0 if isinstance(answer, GlideError) else answer
+                yield one, answer if isinstance(answer, int) else 0
 
     def _batch(self) -> Any:
         return ClusterBatch(is_atomic=False) if self._settings.is_cluster else Batch(is_atomic=False)
 
-    def _exec(self, to: "_Connection", batch: Any) -> list[Any]:
-        return to.client.exec(batch, raise_on_error=False) or []
+    def _exec(self, to: "_Connection", batch: Any, count: int) -> list[Any]:
+        """One answer for each of the batch's `count` commands; errors are among them."""
+        return _listed_answers(to.client.exec(batch, raise_on_error=False), count)
 
-    def _renew(self, batch: Any, name: ChunkName, head: Head) -> None:
+    def _renew(self, batch: Any, name: ChunkName, head: Head) -> int:
         """Asks to renew the time to live of a head and its fragments, in the order of _keys(). False answers a key that
-        is not there."""
+        is not there. Returns the number of commands."""
         first, *fragments = self._keys(name, head)
         batch.expire(first, self._settings.ttl_s)
         for key in fragments:
             batch.expire(key, self._settings.ttl_s + FRAGMENTS_OUTLIVE_S)
+        return 1 + len(fragments)
 
     def _gather(self, to: "_Connection", head: Head, sources: Sequence[memoryview]) -> memoryview:
         whole = to.scratch()
@@ -453,9 +457,10 @@ class _Connection:
         self._scratch: memoryview | None = None
 
     def note_failure(self, problem: GlideError) -> None:
-        """Gives the client up if it is closed, or if it may be the connection that hangs and not the server."""
+        """Gives the client up if it is closed or out of step, or if the connection may hang and not the server."""
         self.late_in_a_row = self.late_in_a_row + 1 if isinstance(problem, glide.TimeoutError) else 0
-        self.is_usable = not isinstance(problem, glide.ClosingError) and self.late_in_a_row < LATE_MAX
+        is_lost = isinstance(problem, glide.ClosingError | OutOfStepError)
+        self.is_usable = not is_lost and self.late_in_a_row < LATE_MAX
 
     def scrub(self, text: str) -> str:
         return text if self._secret is None else self._secret.scrub(text)
@@ -551,15 +556,40 @@ def _client(settings: Settings, secret: Secret | None, deadline_s: float) -> Cli
 # -------------------------------------------------------------------- answers
 
 
+class OutOfStepError(GlideError):
+    """An answer has not the shape of its question: the stream was damaged, and what follows cannot be trusted."""
+
+
+def _listed_answers(answer: Any, count: int) -> list[Any]:
+    if not isinstance(answer, list) or len(answer) != count:
+        got = f"{len(answer)}" if isinstance(answer, list) else type(answer).__name__
+        raise OutOfStepError(f"expected {count} answers, got {got}")
+    return answer
+
+
+def _number(answer: Any) -> int | None:
+    try:
+        return None if answer is None else int(answer)
+    except (TypeError, ValueError):
+        raise OutOfStepError(f"expected a number, got {type(answer).__name__}") from None
+
+
+def _bytes(answer: Any) -> bytes | None:
+    if answer is not None and not isinstance(answer, bytes):
+        raise OutOfStepError(f"expected bytes, got {type(answer).__name__}")
+    return answer
+
+
 def _head(name: ChunkName, answer: Any, scrub: Scrub) -> Head | StoreError | WrongValue | None:
     if isinstance(answer, GlideError):
         if str(answer).startswith(WRONG_TYPE):
             return WrongValue("foreign", "a value of another type has this name")
         return _translated(answer, scrub)
-    if not answer:
+    value = _bytes(answer)
+    if not value:
         return None
     try:
-        return decode_of(name, answer)
+        return decode_of(name, value)
     except WrongValue as problem:
         return problem
 
@@ -581,7 +611,7 @@ def _translated(problem: Exception, scrub: Scrub, *, otherwise: Problem = "remot
     code = otherwise
     if isinstance(problem, glide.TimeoutError):
         code = "remote-slow"
-    elif isinstance(problem, glide.ConnectionError | glide.ClosingError):
+    elif isinstance(problem, glide.ConnectionError | glide.ClosingError | OutOfStepError):
         code = "remote-down"
     for word, meaning in MEANINGS.items():
         if word in text:

@@ -125,6 +125,35 @@ def test_connections_that_lost_their_peer_are_made_anew(server: ValkeyServer) ->
         store.close()
 
 
+@pytest.mark.parametrize("answer", [None, 7, b"x", [], [b"y"] * 5], ids=repr)
+def test_an_answer_of_another_shape_is_an_error_of_the_store_and_ends_its_connection(
+    server: ValkeyServer, answer: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(server)
+    head = written(store, 1)
+    asked: list[object] = []
+
+    def wrong(client: object, *given: object, **named: object) -> object:
+        asked.append(client)
+        return answer
+
+    with monkeypatch.context() as damaged:
+        for command in ("exec", "get", "mget", "getrange", "info"):
+            damaged.setattr(GlideClient, command, wrong)
+        for call in (
+            lambda: store.heads([name_of(1), name_of(2)], SHARDS),
+            lambda: store.touch(name_of(1), head),
+            lambda: store.notes([NAMESPACE, NAMESPACE]),
+        ):
+            with pytest.raises(StoreError) as problem:
+                call()
+            assert problem.value.code == "remote-down"
+        with pytest.raises((StoreError, Gone)):
+            store.read(name_of(1), head, targets_of(head))
+    assert len(set(asked)) == len(asked)
+    assert every_call(store, head)[:2] == ["", ""]
+
+
 def test_a_server_that_comes_later_is_used_then(server: ValkeyServer) -> None:
     server.kill()
     store = opened(server, **HASTY)
