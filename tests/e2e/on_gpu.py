@@ -8,6 +8,8 @@
                                                     # connector and one with a server; both run all the time
     python -m tests.e2e.on_gpu --rounds 33000       # two GPUs, latent attention: a conversation whose second and
                                                     # third round find all earlier tokens in the server
+    python -m tests.e2e.on_gpu --replicas llama-long experts    # two GPUs, data parallel: a replica finds what the
+                                                    # other stored. experts: also with expert parallel
     python -m tests.e2e.on_gpu --sleep              # the driver gets the memory back, and a prompt is found after it
     --device portable: all bytes go through torch and the host. A second engine, which shares its memory, must find what
     the first stored. With --ttft it is an arm of its own: --arms kvserver portable
@@ -35,7 +37,8 @@ from typing import NamedTuple
 
 from tests.e2e.arena import flip_stored_bytes
 from tests.e2e.checks import prompt, release, settled
-from tests.e2e.engine import DEVICE, Answer, Engine
+from tests.e2e.endpoint import serving
+from tests.e2e.engine import DEVICE, Answer, Engine, transfer_config
 from tests.e2e.rounds import Conversation, mismatches
 from tests.process.harness import Server, until
 
@@ -74,6 +77,7 @@ EVER, NEVER = (0, 0), (1, 0)
 NO_FAILED_REQUESTS = Refusal("this release of vLLM cannot be told of failed loads of windows and states", EVER, (0, 30))
 NO_RETENTION = Refusal("unexpected keyword argument 'prefix_cache_retention_interval'", EVER, (0, 30))
 SAVES_EARLY = Refusal("this release of vLLM may have blocks saved before a draft model computes", EVER, (0, 31))
+NO_STAGES = Refusal("pipeline_parallel_size", EVER, (0, 31))
 NOT_ONE_GROUP = Refusal(
     "Hybrid KV cache manager is disabled but failed to convert the KV cache specs to one unified type", (0, 21), NEVER
 )
@@ -97,7 +101,15 @@ class Kind(NamedTuple):
 
     @property
     def ranks(self) -> int:
-        return int(str(self.options.get("tensor_parallel_size", 1)))
+        return self._parallel("tensor") * self._parallel("pipeline")
+
+    @property
+    def contexts(self) -> int:
+        """Ranks over which vLLM deals out the tokens of a block."""
+        return self._parallel("decode_context")
+
+    def _parallel(self, kind: str) -> int:
+        return int(str(self.options.get(f"{kind}_parallel_size", 1)))
 
 
 KINDS = {
@@ -129,6 +141,13 @@ KINDS = {
     "head": Kind("llama", beside="head", refusals=(SAVES_EARLY,)),
     "adapter": Kind("llama", options={"enable_lora": True, "max_loras": 1, "max_lora_rank": 8}, beside="adapter"),
     "two-gpus": Kind("llama-long", options=TWO_GPUS, environment=NO_SYMMETRIC_MEMORY),
+    "contexts": Kind(
+        "mla-long",
+        LATENT_BLOCK_TOKENS,
+        options={**TWO_GPUS, "decode_context_parallel_size": RANKS},
+        environment=NO_SYMMETRIC_MEMORY,
+    ),
+    "stages": Kind("llama-long", options={"pipeline_parallel_size": RANKS}, refusals=(NO_STAGES,)),
 }
 """window: 0.20.2 allows a connector only one group of layers, so layers with sliding windows keep the whole prompt.
 
@@ -280,7 +299,7 @@ def small(kind: Kind, graphs: dict[str, object]) -> dict[str, object]:
         **kind.options,
         "dtype": "bfloat16",
         "block_size": kind.block_tokens,
-        "num_gpu_blocks_override": kind.groups * POOL_TOKENS // kind.block_tokens,
+        "num_gpu_blocks_override": kind.groups * POOL_TOKENS // (kind.block_tokens * kind.contexts),
         "max_model_len": CONTEXT_TOKENS,
         "max_num_batched_tokens": 8192,
         "kv_cache_memory_bytes": 2 << 30,
@@ -404,6 +423,39 @@ def asleep(checks: Checks, model: Path) -> None:
         checks.check("memory", gives_back)
         checks.check("from the server", finds)
         checks.check("loads", partial(clean, engine))
+
+
+def replicated(checks: Checks, model: Path) -> None:
+    """Data parallel: two replicas, each on a GPU of its own, and one server. Experts are divided between them."""
+    flags = ["--enable-expert-parallel"] if model.name == "experts" else []
+    with Server(arena_bytes=2 << 30) as server:
+        options: dict[str, object] = {
+            "kv_transfer_config": transfer_config(server.path, {}),
+            "data_parallel_size": RANKS,
+            "dtype": "bfloat16",
+            "max_model_len": CONTEXT_TOKENS // 2,
+            "gpu_memory_utilization": 0.1,
+        }
+        log = server.folder / "replicas.log"
+
+        def finds() -> str:
+            with serving(model, options, workers=1, log=log, flags=flags) as running:
+                until("both caches to be registered", lambda: server.status().caches == RANKS, 60)
+                tokens = LENGTHS[0]
+                running.complete(prompt(1, tokens), replica=0)
+                until("the stores to end", lambda: settled(server), 60)
+                wanted = running.complete(prompt(1, tokens), replica=0)
+                found = running.complete(prompt(1, tokens), replica=1)
+                brought = running.metric("vllm:external_prefix_cache_hits_total", 'engine="1"')
+                assert brought == tokens - 5, brought
+                assert found == wanted, (found, wanted)
+                return f"replica 1 found {brought:.0f} tokens; tokens and log-probabilities are replica 0's from HBM"
+
+        try:
+            checks.check(f"{model.name}, two replicas{' with expert parallel' if flags else ''}", finds)
+        except BaseException:
+            print(log.read_text(errors="replace")[-3000:])
+            raise
 
 
 def used_mib() -> int:
@@ -592,6 +644,7 @@ def main() -> int:
     parser.add_argument("--misses", type=int, nargs="+", metavar="TOKENS")
     parser.add_argument("--pairs", type=int, default=20, help="of each length of --misses")
     parser.add_argument("--rounds", type=int, metavar="TOKENS", help="of the first round, on two GPUs")
+    parser.add_argument("--replicas", nargs="+", choices=["llama-long", "experts"], metavar="MODEL", help="on two GPUs")
     parser.add_argument("--sleep", action="store_true", help="with --device portable: other memory cannot be shared")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=["none", "native", "kvserver"])
     parser.add_argument("--device", choices=["portable"], help="of all engines that --ttft does not compare")
@@ -609,6 +662,9 @@ def main() -> int:
             misses(checks, options.misses, Path(folder), pairs=options.pairs, graphs=graphs)
         elif options.rounds:
             rounds(checks, options.model or built(Path(folder), "mla-long"), options.rounds, graphs)
+        elif options.replicas:
+            for name in options.replicas:
+                replicated(checks, built(Path(folder), name))
         elif options.sleep:
             asleep(checks, options.model or built(Path(folder), KINDS["llama"].model))
         else:
