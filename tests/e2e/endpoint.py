@@ -73,7 +73,13 @@ class Endpoint:
 
 @contextmanager
 def serving(
-    model: Path, options: dict[str, object], *, workers: int, log: Path, flags: Sequence[str] = ()
+    model: Path,
+    options: dict[str, object],
+    *,
+    workers: int,
+    log: Path,
+    flags: Sequence[str] = (),
+    start_s: float = START_S,
 ) -> Iterator[Endpoint]:
     """A running server. workers: its worker processes. flags: options without a value."""
     with socket.socket() as probe:
@@ -92,7 +98,7 @@ def serving(
         )
     try:
         running = Endpoint(port, process, log)
-        until("the OpenAI server to be up", running.is_up, START_S)
+        until("the OpenAI server to be up", running.is_up, start_s)
         yield running
     finally:
         os.killpg(process.pid, signal.SIGKILL)

@@ -439,7 +439,7 @@ def replicated(checks: Checks, model: Path) -> None:
         log = server.folder / "replicas.log"
 
         def finds() -> str:
-            with serving(model, options, workers=1, log=log, flags=flags) as running:
+            with serving(model, options, workers=1, log=log, flags=flags, start_s=START_S) as running:
                 until("both caches to be registered", lambda: server.status().caches == RANKS, 60)
                 tokens = LENGTHS[0]
                 running.complete(prompt(1, tokens), replica=0)
