@@ -139,6 +139,10 @@ SIZE_FLAGS = (
     Flag("requests", "N", "0", "Requests to send. 0: all of the trace once."),
     Flag("pool_tokens", "N", "262144", "Paged KV of each worker. 0: none, so that the server serves all reuse."),
     *TRAFFIC_FLAGS,
+    Flag("migrate_ratio", "RATIO", "0.2", "Chance that a session's next request goes to another worker."),
+    Flag("machines", "N", "1", "Servers, each with an arena of that size. Workers are dealt out to them."),
+    Flag("remote_write", "none|reuse|through", "none", "Which chunks go to a store that all share. none: no store."),
+    Flag("remote_bytes", "BYTES", "0", "Size of that store, which drops what was used longest ago. 0: no end."),
 )
 """Named as in sizing/options.py, whose defaults are repeated here because importing it costs as much as a start."""
 

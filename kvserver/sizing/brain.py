@@ -1,7 +1,8 @@
 """One service with an engine connected to it, and movers that move nothing.
 
 The server's own code decides which chunks are found, stored and evicted. There are no sockets and no bytes, and time
-stands still while a request is handled. A copy ends when end_oldest_copy() is called.
+stands still while a request is handled. A copy ends when end_oldest_copy() is called. What a remote store is asked for
+has happened when a call returns.
 """
 
 import random
@@ -11,11 +12,12 @@ from collections.abc import Callable, Sequence
 
 from kvserver.errors import ConfigError
 from kvserver.service.base.effects import Answer, AnswerWithBoard, Ask, Effect, Instruct
-from kvserver.service.base.events import ArenaGrew, Arrived, Event, Reported
+from kvserver.service.base.events import ArenaGrew, Arrived, Event, Reported, Tick
 from kvserver.service.service import Service
 from kvserver.service.state.bounds import Bounds
 from kvserver.service.state.core import MILLISECOND_NS
 from kvserver.sizing.engine import Ended, Hit
+from kvserver.sizing.store import RemoteOrder, SharedStore
 from kvserver.wire.admin import Changed, Held, LetGo, TenantCleared
 from kvserver.wire.messages import (
     KEY_BYTES,
@@ -42,7 +44,7 @@ from kvserver.wire.messages import (
     Stored,
     Welcome,
 )
-from kvserver.wire.orders import Copy, Done, MapCache, Mapped, Ready, StartMover
+from kvserver.wire.orders import Copy, Done, MapCache, Mapped, Ready, RemoteIs, StartMover
 
 NAMESPACE = bytes(31) + b"\1"
 ROUTER, LOCAL = 1, 2
@@ -52,27 +54,47 @@ STEP_NS = MILLISECOND_NS
 """Time between two events, so that each has its own time of last use."""
 DEADLINE_MS = 10_000
 PAGES_SPAN = 1 << 40
+LOOKUPS_MAX = 64
+"""Lookups of one prompt whose chunks come from a remote store: one for each 256 chunks, and some to spare."""
 
 
 class Brain:
     """A server as engine.Link, for any number of engines of one kind."""
 
-    def __init__(self, bounds: Bounds, *, block_tokens: int, blocks_per_chunk: int, token_bytes: int) -> None:
-        """Raises ConfigError if the arena cannot hold a chunk."""
+    def __init__(
+        self,
+        bounds: Bounds,
+        *,
+        block_tokens: int,
+        blocks_per_chunk: int,
+        token_bytes: int,
+        store: SharedStore | None = None,
+    ) -> None:
+        """store: what bounds.remote stands for. Raises ConfigError if the arena cannot hold a chunk."""
         self.service = Service(bounds, random.Random(0).randbytes)
         self.copies: deque[tuple[int, Copy]] = deque()
         """(mover, order) of copies in flight, oldest first."""
+        self._store = store
+        self._asked: deque[tuple[int, RemoteOrder]] = deque()
+        """(mover, order) of what the remote store has not answered yet."""
         self._blocks_per_chunk = blocks_per_chunk
         self._now_ns = STEP_NS
         self._requests = 0
         self._waiting: dict[int, Callable[[Reply], None]] = {}
         self._register(block_tokens, block_tokens * token_bytes)
+        for _ in ("its mover starts", "the namespace gets its epoch"):
+            self._let_store_work()
 
     # ---------------------------------------------------------------- engine.Link
 
     def lookup(self, keys: Sequence[bytes], chunks_wanted_min: int) -> Hit:
-        found = self._ask(Lookup(self._number(), NAMESPACE, b"".join(keys), chunks_wanted_min))
-        assert isinstance(found, Found), found
+        found = self._look_up(keys, chunks_wanted_min)
+        for _ in range(LOOKUPS_MAX):
+            if not found.coming:
+                break
+            if found.lease:
+                self.release(found.lease)
+            found = self._look_up(keys, chunks_wanted_min)
         return Hit(found.chunks, found.lease or None)
 
     def release(self, lease: object) -> None:
@@ -105,8 +127,24 @@ class Brain:
         """Ends the copy that began first, and answers its request."""
         mover, order = self.copies.popleft()
         self._handle(Reported(mover, Done(order.job, "done", 0, 0, "", "", order.mode)))
+        self._let_store_work()
 
     # ---------------------------------------------------------------- inside
+
+    def _look_up(self, keys: Sequence[bytes], chunks_wanted_min: int) -> Found:
+        found = self._ask(Lookup(self._number(), NAMESPACE, b"".join(keys), chunks_wanted_min))
+        assert isinstance(found, Found), found
+        self._let_store_work()
+        return found
+
+    def _let_store_work(self) -> None:
+        """Lets the service order what it wants from the remote store, until it wants no more."""
+        if self._store is None:
+            return
+        self._handle(Tick())
+        while self._asked:
+            mover, order = self._asked.popleft()
+            self._handle(Reported(mover, self._store.answer(order)))
 
     def _register(self, block_tokens: int, page_bytes: int) -> None:
         """Registers one cache of full attention with one rank, large enough for any block id."""
@@ -159,8 +197,12 @@ class Brain:
                     "operators are answered so, and here are none"
                 )
                 self._waiting.pop(reply.id)(reply)
-            case Ask(StartMover(mover)):
+            case Ask(StartMover(mover, device)):
                 self._handle(Reported(mover, Ready(mover, "none", [])))
+                if device == "remote":
+                    self._handle(Reported(mover, RemoteIs("", [])))
+            case Instruct(mover, asked) if isinstance(asked, RemoteOrder):
+                self._asked.append((mover, asked))
             case Instruct(mover, MapCache(cache)):
                 self._handle(Reported(mover, Mapped(cache)))
             case Instruct(mover, Copy() as order):

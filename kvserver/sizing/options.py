@@ -8,6 +8,7 @@ from kvserver.sizing.trace import ARRIVAL_BLOCK_TOKENS, SESSION_BLOCK_TOKENS
 
 SIZES_MAX = 64
 Policy = Literal["lru", "arc"]
+RemoteWrite = Literal["none", "reuse", "through"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +76,12 @@ class SizingOptions(TrafficOptions):
     """The server's eviction_policy."""
     token_bytes: int = 128 * 1024
     """KV bytes of a token, over all ranks: Llama-3.1-8B in bf16."""
+    machines: int = 1
+    """Servers, each with an arena of that size. Workers are dealt out to them."""
+    remote_write: RemoteWrite = "none"
+    """Which chunks go to a store that all machines share; none: there is no store."""
+    remote_bytes: int = 0
+    """Size of the store, which drops what was used longest ago; 0: no end."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,6 +91,13 @@ class SizingOptions(TrafficOptions):
         require(sizes <= SIZES_MAX, f"arena_bytes names {sizes} sizes, at most {SIZES_MAX} are replayed")
         policies = get_args(Policy)
         require(self.policy in policies, f"policy={self.policy!r} must be {' or '.join(policies)}")
+        writes = get_args(RemoteWrite)
+        require(self.remote_write in writes, f"remote_write={self.remote_write!r} must be {' or '.join(writes)}")
+        require(self.remote_bytes >= 0, f"remote_bytes={self.remote_bytes} must not be negative")
+        require(
+            1 <= self.machines <= self.workers,
+            f"machines={self.machines} must be in [1, workers={self.workers}]: each needs a worker",
+        )
         require(self.token_bytes >= 1, f"token_bytes={self.token_bytes} must be positive")
 
 

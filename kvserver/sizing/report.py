@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from kvserver.sizing.run import Sizing
 
 GB = 1e9
-WIDTHS = (10, 8, 8, 9, 8, 14, 16)
+WIDTHS = (10, 8, 8, 9, 8, 14, 16, 10, 10)
 
 
 def render(sizing: Sizing) -> str:
@@ -19,11 +19,15 @@ def _lines(sizing: Sizing) -> Iterator[str]:
         f"{sizing.trace}: {sizing.requests:,} requests, {total:,} tokens of {sizing.token_bytes:,} bytes, {pools}, "
         f"chunks of {sizing.chunk_tokens} tokens, {sizing.policy}"
     )
+    has_store = sizing.remote_write != "none"
+    if sizing.machines > 1 or has_store:
+        yield f"{sizing.machines} machines, each with an arena; {_store(sizing) if has_store else 'no store'}"
     yield ""
-    head = "arena, GB", "hit rate", "from HBM", "from DRAM", "computed", "chunks evicted", "stores cut short"
-    yield "  ".join(word.rjust(width) for word, width in zip(head, WIDTHS, strict=True))
+    head = ["arena, GB", "hit rate", "from HBM", "from DRAM", "computed", "chunks evicted", "stores cut short"]
+    head += ["from store", "to it, GB"] if has_store else []
+    yield "  ".join(word.rjust(width) for word, width in zip(head, WIDTHS, strict=False))
     for size in sizing.sizes:
-        cells = (
+        cells = [
             f"{size.arena_bytes / GB:.3f}",
             _percent(size.hbm_tokens + size.server_tokens, total),
             _percent(size.hbm_tokens, total),
@@ -31,9 +35,12 @@ def _lines(sizing: Sizing) -> Iterator[str]:
             _percent(size.computed_tokens, total),
             f"{size.evicted_chunks:,}",
             _percent(size.stores_short, size.stores),
-        )
-        yield "  ".join(cell.rjust(width) for cell, width in zip(cells, WIDTHS, strict=True))
+        ]
+        cells += [_percent(size.remote_tokens, total), f"{size.remote_written_bytes / GB:.3f}"] if has_store else []
+        yield "  ".join(cell.rjust(width) for cell, width in zip(cells, WIDTHS, strict=False))
     yield ""
+    if has_store:
+        yield "from store: tokens that were read from it into DRAM, where they may be hit more than once."
     if any(size.stores_short for size in sizing.sizes):
         yield (
             "Where stores are cut short, the arena does not hold what is under way at once: it keeps the beginnings of "
@@ -47,6 +54,11 @@ def _lines(sizing: Sizing) -> Iterator[str]:
         f"If that is KV in 16 bits: in FP8 a token takes {sizing.token_bytes // 2:,} bytes, so half of each size hits "
         f"the same, and everything fills {sizing.unique_bytes / 2 / GB:.3f} GB."
     )
+
+
+def _store(sizing: Sizing) -> str:
+    size = f"{sizing.remote_bytes / GB:.3f} GB" if sizing.remote_bytes else "without end"
+    return f"a store {size}, written as {sizing.remote_write}"
 
 
 def _percent(part: int, whole: int) -> str:

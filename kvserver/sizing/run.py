@@ -14,15 +14,17 @@ import msgspec
 
 from kvserver.brain.bounds import bounds_from
 from kvserver.config.config import Config
+from kvserver.config.remotes import Remote
 from kvserver.errors import ConfigError
 from kvserver.service.state.bounds import Bounds
 from kvserver.sizing.brain import Brain, key_of
 from kvserver.sizing.engine import Engine
 from kvserver.sizing.keylog import is_key_log, read
-from kvserver.sizing.options import Policy, SizingOptions
+from kvserver.sizing.options import Policy, RemoteWrite, SizingOptions
 from kvserver.sizing.outcome import Outcome
 from kvserver.sizing.pool import PrefixPool
 from kvserver.sizing.schedule import Schedule
+from kvserver.sizing.store import SharedStore
 from kvserver.sizing.trace import SAMPLES, load
 from kvserver.sizing.workload import Prompt, make_workload
 from kvserver.tiers.slots import slot_bytes_for
@@ -32,6 +34,8 @@ MIB = 1 << 20
 SLAB_BYTES_MAX = 256 * MIB
 SLABS_MIN = 16
 INDEX_CHUNKS_MAX = 100_000_000
+REMOTE = Remote("sizing", "file:///sizing")
+"""With the server's own defaults: fewer than 1,024 tokens are not read."""
 TELL_EVERY = 50
 """Requests between two progress reports."""
 
@@ -47,6 +51,9 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     stores: int
     stores_short: int
     """Stores cut short: the rest of their prompts found no room, because the whole arena was pinned."""
+    remote_tokens: int
+    """Tokens of chunks that a machine read from the remote store. It may serve them more than once."""
+    remote_written_bytes: int
 
 
 class Sizing(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +65,9 @@ class Sizing(msgspec.Struct, frozen=True, kw_only=True):
     token_bytes: int
     chunk_tokens: int
     policy: Policy
+    machines: int
+    remote_write: RemoteWrite
+    remote_bytes: int
     unique_bytes: int
     """KV of all requests, each chunk once: a larger arena has no benefit."""
     infinite_tokens: int
@@ -97,6 +107,9 @@ def run(options: SizingOptions, progress: Callable[[Progress], None]) -> Sizing:
         token_bytes=options.token_bytes,
         chunk_tokens=options.chunk_tokens,
         policy=options.policy,
+        machines=options.machines,
+        remote_write=options.remote_write,
+        remote_bytes=options.remote_bytes,
         unique_bytes=unique_bytes,
         infinite_tokens=_infinite(prompts, options),
         sizes=found,
@@ -133,13 +146,19 @@ def _check_longest(prompts: Sequence[Prompt], options: SizingOptions) -> None:
 
 
 def _replay(prompts: Sequence[Prompt], options: SizingOptions, arena_bytes: int, tell: Callable[[int], None]) -> Size:
-    """Replays all requests against an arena of this size."""
-    brain = Brain(
-        _bounds(arena_bytes, slot_bytes_for(options.chunk_tokens * options.token_bytes), options.policy),
-        block_tokens=options.block_tokens,
-        blocks_per_chunk=options.blocks_per_chunk,
-        token_bytes=options.token_bytes,
-    )
+    """Replays all requests against arenas of this size."""
+    bounds = _bounds(arena_bytes, slot_bytes_for(options.chunk_tokens * options.token_bytes), options)
+    store = SharedStore(options.remote_bytes) if bounds.remote is not None else None
+    brains = [
+        Brain(
+            bounds,
+            block_tokens=options.block_tokens,
+            blocks_per_chunk=options.blocks_per_chunk,
+            token_bytes=options.token_bytes,
+            store=store,
+        )
+        for _ in range(options.machines)
+    ]
     schedule = Schedule(prompts, workers=options.workers, in_flight=options.in_flight)
     outcomes: list[Outcome] = []
 
@@ -147,21 +166,26 @@ def _replay(prompts: Sequence[Prompt], options: SizingOptions, arena_bytes: int,
         outcomes.append(outcome)
         schedule.ended(outcome.worker, outcome.index)
 
-    engines = [_engine(worker, options, brain, ended) for worker in range(options.workers)]
+    engines = [_engine(worker, options, brains[worker % len(brains)], ended) for worker in range(options.workers)]
     waiting: list[deque[Prompt]] = [deque() for _ in engines]
     while not schedule.finished:
         if not _begin(schedule, engines, waiting):
-            brain.end_oldest_copy()
+            for brain in brains:
+                if brain.copies:
+                    brain.end_oldest_copy()
         if len(outcomes) % TELL_EVERY == 0:
             tell(len(outcomes))
+    counters = [brain.service.counters for brain in brains]
     return Size(
         arena_bytes=arena_bytes,
         hbm_tokens=sum(outcome.hbm_tokens for outcome in outcomes),
         server_tokens=sum(outcome.retrieved_tokens for outcome in outcomes),
         computed_tokens=sum(outcome.computed_tokens for outcome in outcomes),
-        evicted_chunks=brain.service.counters.evictions,
-        stores=brain.service.counters.stores,
-        stores_short=brain.service.counters.short_stores["full"],
+        evicted_chunks=sum(each.evictions for each in counters),
+        stores=sum(each.stores for each in counters),
+        stores_short=sum(each.short_stores["full"] for each in counters),
+        remote_tokens=sum(each.remote_reads for each in counters) * options.chunk_tokens,
+        remote_written_bytes=sum(each.remote_written_bytes for each in counters),
     )
 
 
@@ -192,7 +216,7 @@ def _engine(worker: int, options: SizingOptions, brain: Brain, ended: Callable[[
     )
 
 
-def _bounds(arena_bytes: int, slot_bytes: int, policy: Policy) -> Bounds:
+def _bounds(arena_bytes: int, slot_bytes: int, options: SizingOptions) -> Bounds:
     """Bounds with slabs as the server chooses them; an arena too small for a server has one slot per slab."""
     slab_bytes = slot_bytes
     if arena_bytes >= MIB:
@@ -206,7 +230,8 @@ def _bounds(arena_bytes: int, slot_bytes: int, policy: Policy) -> Bounds:
         arena_bytes=arena_bytes // slab_bytes * slab_bytes,
         slab_bytes=slab_bytes,
         chunks_max=INDEX_CHUNKS_MAX,
-        eviction_policy=policy,
+        eviction_policy=options.policy,
+        remote=None if options.remote_write == "none" else REMOTE._replace(write=options.remote_write),
         jobs_max=4096,
         leases_max=4096,
     )

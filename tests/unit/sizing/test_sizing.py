@@ -29,7 +29,7 @@ def key_log(tmp_path: Path, *prompts: list[str] | dict) -> str:
     return str(path)
 
 
-def sized(trace: str, *arena_bytes: int, **options: int) -> Sizing:
+def sized(trace: str, *arena_bytes: int, **options: int | str) -> Sizing:
     return run(SizingOptions(trace=trace, arena_bytes=arena_bytes, **{"block_tokens": 64, **options}), lambda _: None)
 
 
@@ -138,6 +138,9 @@ def test_a_key_log_that_does_not_hold_together_is_refused(tmp_path: Path, line: 
         ({"arena_bytes": tuple(range(1, 66))}, "at most 64 are replayed"),
         ({"token_bytes": 0}, "token_bytes=0"),
         ({"workers": 0}, "workers=0"),
+        ({"workers": 3, "machines": 4}, "machines=4 must be in [1, workers=3]"),
+        ({"remote_write": "evict"}, "remote_write='evict' must be none or reuse or through"),
+        ({"remote_bytes": -1}, "remote_bytes=-1"),
     ],
 )
 def test_what_cannot_be_sized_is_refused(options: dict, says: str) -> None:
@@ -169,6 +172,50 @@ def test_table_json_and_drawing_say_the_same(tmp_path: Path) -> None:
     lines = ET.fromstring(plot.read_text()).findall("{http://www.w3.org/2000/svg}polyline")
     assert [len(line.attrib["points"].split()) for line in lines] == [2, 2, 2]
     assert "mooncake" in SAMPLES
+
+
+ACROSS = {"workers": 3, "machines": 3, "in_flight": 1, "pool_tokens": 0, "blocks_per_chunk": 16, "token_bytes": 64}
+"""Three machines with a worker each, and chunks of 1,024 tokens, fewer than which are not read from a store."""
+LARGE = 1024 * 64
+"""Bytes of such a chunk."""
+
+
+@pytest.mark.parametrize(
+    ("write", "store_chunks", "expected"),
+    [("none", 0, (2, 0, 0)), ("through", 0, (6, 4, 2)), ("reuse", 0, (4, 2, 2)), ("through", 1, (2, 0, 6))],
+)
+def test_machines_hit_what_others_have_written_to_the_store(
+    tmp_path: Path, write: str, store_chunks: int, expected: tuple[int, int, int]
+) -> None:
+    """The same two chunks, at the second machine twice. A store of one chunk never has both, so each machine writes
+    them. expected: chunks that were hit, read from the store, and written to it."""
+    trace = key_log(tmp_path, *({"keys": ["a", "b"], "worker": worker} for worker in (0, 1, 1, 2)))
+    sizing = sized(trace, 1 << 20, **ACROSS, remote_write=write, remote_bytes=store_chunks * LARGE)
+    (size,) = sizing.sizes
+    chunks = size.server_tokens // 1024, size.remote_tokens // 1024, size.remote_written_bytes // LARGE
+    assert chunks == expected
+    assert size.hbm_tokens + size.server_tokens + size.computed_tokens == sizing.prompt_tokens
+    assert ("from store" in render(sizing)) == (write != "none")
+
+
+def test_a_store_drops_what_was_used_longest_ago_and_a_look_is_a_use(tmp_path: Path) -> None:
+    """Chunks a and b are in a store of two when c comes: b leaves, because the second machine has asked for a."""
+    asked = [("a", 0), ("b", 0), ("a", 1), ("c", 0), ("a", 2), ("b", 1)]
+    trace = key_log(tmp_path, *({"keys": [key], "worker": worker} for key, worker in asked))
+    sizing = sized(trace, 1 << 20, **ACROSS, remote_write="through", remote_bytes=2 * LARGE)
+    assert sizing.sizes[0].remote_tokens == 2 * 1024
+
+
+def test_machines_with_a_store_without_end_hit_what_a_cache_without_end_does(tmp_path: Path) -> None:
+    rng = random.Random(7)
+    prompts = [
+        {"keys": [f"{story}.{place}" for place in range(rng.randrange(1, 400))], "worker": rng.randrange(3)}
+        for story in (rng.randrange(5) for _ in range(40))
+    ]
+    sizing = sized(key_log(tmp_path, *prompts), 5000 * LARGE, **ACROSS, remote_write="through")
+    assert sizing.sizes[0].server_tokens == sizing.infinite_tokens > 0
+    alone = sized(key_log(tmp_path, *prompts), 5000 * LARGE, **ACROSS)
+    assert 0 < alone.sizes[0].server_tokens < sizing.infinite_tokens
 
 
 def test_prompts_that_no_engine_or_request_could_hold_are_refused(tmp_path: Path) -> None:
