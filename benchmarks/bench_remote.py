@@ -7,14 +7,19 @@ Ours writes a chunk with head and commit point, and reads head and payloads into
 of every payload. Ceiling: the library's own SET and GET of as many bytes in values of the same size, from memory and
 into memory; for a directory plain files. A round has both, by turns. Rate = payload bytes / time. A second row has the
 processor time of this process for each GB; the server's is not in it.
+
+--lookups: what a lookup of 12 chunks costs a client. Four servers, one without a store and three with a Valkey: one
+that answers, one that is stopped, one that is dead. A round asks each of them 500 times, by turns, for prompts that it
+has and for prompts that nobody has. Ceiling: the server without a store in the same round.
 """
 
+import itertools
 import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -31,12 +36,17 @@ from kvserver.remote.chunk_value import (
 )
 from kvserver.remote.directory import DirectoryStore
 from kvserver.remote.store import Store
+from tests.process.engine import Engine, Prompt, prompt
+from tests.process.harness import Server, until
 
 MIB = 1 << 20
 SHAPES = {"1x1m": [MIB], "1x4m": [4 * MIB], "8x4m": [4 * MIB] * 8}
 """Shards of a chunk."""
 ROUND_BYTES = 256 * MIB
 DEADLINE_S = 30.0
+STATES = ("none", "healthy", "stopped", "dead")
+"""Of the stores whose servers are asked."""
+LOOKUPS, LOOKUP_CHUNKS = 500, 12
 
 
 class Plain(Protocol):
@@ -179,12 +189,71 @@ def run(rows: Rows, bench: Bench, kind: str, rounds: int, round_bytes: int) -> N
             rows.add(f"{case}_cpu", [cost for _, cost in ours], "s/GB", ceilings=[cost for _, cost in plain])
 
 
+@contextmanager
+def servers() -> Iterator[dict[str, Engine]]:
+    """Engines by the state of their server's store."""
+    from tests.rigs.valkey_server import ValkeyServer  # noqa: PLC0415 - its package is for developers alone
+
+    with ExitStack() as held:
+        engines = {}
+        for state in STATES:
+            settings = {}
+            if state != "none":
+                store = held.enter_context(ValkeyServer())
+                settings["remotes"] = f"fleet=valkey://127.0.0.1:{store.port}?tokens_min=0"
+            server = held.enter_context(Server(**settings))
+            engines[state] = held.enter_context(Engine(server.path)).ready()
+            assert engines[state].store(prompt(1, LOOKUP_CHUNKS)).chunks == LOOKUP_CHUNKS
+            if state != "none":
+                engine = engines[state]
+                until("the store to be used", lambda engine=engine: engine.lookup(prompt(2, LOOKUP_CHUNKS)).coming)
+            if state == "stopped":
+                store.stop()
+            elif state == "dead":
+                store.kill()
+        yield engines
+
+
+def asked(engine: Engine, wanted: Sequence[Prompt], chunks: int) -> list[float]:
+    """Microseconds of each lookup, sorted."""
+    took = []
+    for one in wanted:
+        began_ns = time.perf_counter_ns()
+        found = engine.lookup(one)
+        took.append((time.perf_counter_ns() - began_ns) / 1e3)
+        assert found.chunks == chunks, found
+        if found.lease is not None:
+            engine.client.release(found.lease)
+    return sorted(took)
+
+
+def lookups(rows: Rows, rounds: int, count: int) -> None:
+    seeds = itertools.count(10)
+    held = [prompt(1, LOOKUP_CHUNKS)] * count
+    seen: dict[tuple[str, str, int], list[float]] = {}
+    with servers() as engines:
+        for number in range(rounds):
+            for state in STATES if number % 2 else reversed(STATES):
+                unknown = [prompt(next(seeds), LOOKUP_CHUNKS) for _ in range(count)]
+                for what, wanted, chunks in (("hit", held, LOOKUP_CHUNKS), ("miss", unknown, 0)):
+                    took = asked(engines[state], wanted, chunks)
+                    for percent in (50, 99):
+                        seen.setdefault((what, state, percent), []).append(took[len(took) * percent // 100])
+    for (what, state, percent), values in sorted(seen.items()):
+        rows.add(f"lookup_{what}_{state}_p{percent}", values, "us", ceilings=seen[what, "none", percent])
+
+
 def main() -> int:
     parser = option_parser(__doc__, smoke="one round of a few MiB")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--lookups", action="store_true")
     parser.add_argument("--store", choices=("valkey", "directory"), default="")
     options = parser.parse_args()
     rounds, round_bytes = (1, 4 * MIB) if options.smoke else (options.rounds, ROUND_BYTES)
+    if options.lookups:
+        rows = Rows("remote", as_json=options.json, config=f"{rounds} rounds")
+        lookups(rows, rounds, 20 if options.smoke else LOOKUPS)
+        return 0
     rows = Rows("remote", as_json=options.json, config=f"{rounds} rounds of {round_bytes // MIB} MiB")
     kinds = {"valkey": valkey, "directory": directory}
     for kind in [options.store] if options.store else list(kinds):

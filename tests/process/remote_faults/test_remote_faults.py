@@ -3,6 +3,7 @@
 import pytest
 
 from kvserver.movers import remote_checks
+from tests.process.remote_faults.clears import run_clears
 from tests.process.remote_faults.scenarios import run_files, run_proxy, run_values
 
 
@@ -16,6 +17,10 @@ def test_no_byte_of_a_damaged_file_is_delivered() -> None:
 
 def test_no_byte_of_a_damaged_stream_is_delivered() -> None:
     assert "right" in run_proxy(60, seed=3)
+
+
+def test_nothing_of_a_cleared_namespace_comes_to_a_server_that_cannot_read_its_note() -> None:
+    assert "cut off: notes 1" in run_clears(3, seed=3, short=True)
 
 
 def test_a_reader_that_does_not_compare_digests_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
