@@ -50,10 +50,6 @@ def drain(world: "World") -> None:
     _until(world, lambda: service_view.drains_are_over(world.shell.service), drained, DRAIN_ROUNDS)
     for mover in world.supervisor.movers.values():
         mover.stopped = False  # nobody notices one that owes no answer, and its devices may be well again
-    _until(world, lambda: service_view.notes_are_durable(world.shell.service), "every note is durable")
-    settled = "the epochs of the remote store are known, and nothing is under way there"
-    store = world.store
-    _until(world, lambda: service_view.remote_is_settled(world.shell.service, store.epochs, store.damaged), settled)
     if world.shell.descriptors:
         raise Wrong(f"descriptors {list(world.shell.descriptors)} were never closed")
     _restart(world)
@@ -66,6 +62,14 @@ def drain(world: "World") -> None:
     world.count_what_the_brain_counted()
     if world.counts["shards with other bytes"] and not any_planted(world):
         raise Wrong("shards were found with other bytes, and no fault has changed any")
+
+
+def _until_noted(world: "World") -> None:
+    """Otherwise the next brain may see an epoch that it did not know, and drop what it has."""
+    store = world.store
+    settled = "the epochs of the remote store are known, and nothing is under way there"
+    _until(world, lambda: service_view.remote_is_settled(world.shell.service, store.epochs, store.damaged), settled)
+    _until(world, lambda: service_view.notes_are_durable(world.shell.service), "every note is durable")
 
 
 def _until_idle(world: "World") -> None:
@@ -101,6 +105,7 @@ def _restart(world: "World") -> None:
     state allows: first ledger and devices, then devices alone.
     """
     for wiped in (False, True):
+        _until_noted(world)
         service, ledger = world.shell.service, world.ledger
         kept = Both(ledger, _lasting(world))
         kept.keep_only(survivors(ledger, world.shapes) if not wiped else set())

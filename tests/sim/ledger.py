@@ -110,6 +110,10 @@ class Ledger:
             del self.held[name]
         return doomed
 
+    def died_before_withdrawing(self, offsets: list[int]) -> None:
+        """The brain died before it had withdrawn these records."""
+        self.cut_off.update(offset for offset in offsets if offset in self.records)
+
     def cut(self, offsets: list[int]) -> list[tuple[bytes, bytes]]:
         """These records are no longer served, and are withdrawn step by step. Returns the chunks that were held."""
         chunks = []

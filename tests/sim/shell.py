@@ -401,12 +401,20 @@ class Shell:
                         self._world.ledger.publish(record, self._world.shapes[record.namespace])
                         self._world.voided.stored(record.namespace, record.key)
                 case Withdraw(offsets):
-                    for offset in offsets_in(offsets):
-                        self._crash_point()
-                        self._world.ledger.withdraw(offset)
+                    self._withdraw(offsets_in(offsets))
                 case _:
                     self._crash_point()
                     self._carry_out_one(effect)
+
+    def _withdraw(self, offsets: list[int]) -> None:
+        """If the brain dies on the way, the next one may find the rest, or lose it."""
+        for place, offset in enumerate(offsets):
+            try:
+                self._crash_point()
+            except BrainDied:
+                self._world.ledger.died_before_withdrawing(offsets[place:])
+                raise
+            self._world.ledger.withdraw(offset)
 
     def _carry_out_one(self, effect: Effect) -> None:
         match effect:
