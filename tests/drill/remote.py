@@ -9,6 +9,7 @@ REMOTE = f"{SERVICE}/remote"
 READS, EPOCHS, WRITES = f"{REMOTE}/reads.py", f"{REMOTE}/epochs.py", f"{REMOTE}/writes.py"
 OWN_TESTS = (
     *("tests/unit/service/test_remote_reads.py", "tests/unit/service/test_remote_epochs.py"),
+    "tests/unit/service/test_remote_writes.py",
     *("tests/unit/service/test_remote_status.py", "tests/unit/remote/test_epoch_lease.py", "tests/process/remote"),
 )
 
@@ -98,6 +99,13 @@ BUGS = (
     ),
     Bug("P1", "a write keeps no pin on its chunk", WRITES, r"core\.chunks\.pin\(node\)", "pass"),
     Bug("P1", "a chunk that was found wrong stays", WRITES, r"mismatches\.drop\(core, digest, node, now_ns\)", "pass"),
+    Bug(
+        "P1",
+        "chunks below one that could not be written keep it out of the store",
+        WRITES,
+        r"below \+= \(child for [^\n]*",
+        "pass",
+    ),
     Bug(
         "P3",
         "a lookup says that more comes although nothing moves",

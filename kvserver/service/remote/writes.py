@@ -45,7 +45,7 @@ def turn(core: Core, tier: RemoteTier, now_ns: int) -> None:
             _order(core, tier, space, node, epoch=epoch, count=count, now_ns=now_ns)
             puts += 1
         else:
-            node.unmark(REMOTE)
+            _offer_again(node)
 
 
 def _queue_used(core: Core, tier: RemoteTier) -> None:
@@ -105,6 +105,16 @@ def _order(core: Core, tier: RemoteTier, space: Space, node: Node, *, epoch: int
     core.timers.set(now_ns + core.bounds.remote_job_ms * MILLISECOND_NS, "remote", job.number)
 
 
+def _offer_again(node: Node) -> None:
+    """The store lacks the chunk, so those below it are of no use there, and all are offered with their next use. A use
+    offers only what lies below the last chunk that is marked. What is marked here was queued later, so it is little."""
+    below = [node]
+    while below:
+        at = below.pop()
+        at.unmark(REMOTE)
+        below += (child for child in at.child_nodes() if child.queued & REMOTE)
+
+
 def ended(core: Core, job: PutJob, report: RemoteEnded, now_ns: int) -> None:
     """Ends a write. A chunk that was there already needs none."""
     node, digest = job.node, job.space.digest
@@ -115,7 +125,7 @@ def ended(core: Core, job: PutJob, report: RemoteEnded, now_ns: int) -> None:
         case "existed":
             core.counters.add("remote_existed")
         case fault:
-            node.unmark(REMOTE)
+            _offer_again(node)
             core.counters.remote_failed("write", fault)
     if report.fault == "digest":
         mismatches.tell(core, job.space, node, job.group, tier="dram", device="remote", mode="put")

@@ -99,11 +99,13 @@ class Fleet:
         until_s = time.monotonic() + stopped_s
         while time.monotonic() < until_s:
             self._work(away)
+        done = self._puts_done()
         store.go_on()
         began_s = time.monotonic()
         self._brought(away[0])
-        self._brought(self._written())
+        until("writes to go on", lambda: self._first.store(self._new()).chunks and self._puts_done() > done)
         self.back_s.append(time.monotonic() - began_s)
+        self._brought(self._written())  # behind what was stored meanwhile
         assert brains == [server.brain_pid() for server in self._servers], "a brain was started again"
         assert self.back_s[-1] <= BACK_WITHIN_S, f"served again after {self.back_s[-1]:.1f} s"
 
@@ -141,23 +143,25 @@ class Fleet:
         return prompt(next(self._seeds), CHUNKS)
 
     def _written(self) -> Prompt:
-        """A prompt that the first engine has stored, and the store has, too. What could not be written is offered when
-        it is used again, so it is used until it is there."""
+        """A prompt that the first engine has stored, and the store has, too."""
         new = self._new()
-        status = self._servers[0].status
-        before = int(str(status().counters["remote_writes"]))
+        done = self._puts_done()
         assert self._first.store(new).chunks == CHUNKS
-
-        def is_there() -> bool:
-            assert self._first.retrieve(new) == CHUNKS
-            return int(str(status().counters["remote_writes"])) >= before + CHUNKS
-
-        until("the store to have it", is_there)
+        until("the store to have it", lambda: self._is_offered(new) and self._puts_done() >= done + CHUNKS)
         return new
+
+    def _puts_done(self) -> int:
+        """Chunks that the store has taken. The next try tells of those that it took and did not answer in time."""
+        counters = self._servers[0].status().counters
+        return int(str(counters["remote_writes"])) + int(str(counters["remote_existed"]))
+
+    def _is_offered(self, wanted: Prompt) -> bool:
+        """The first engine uses it, so that it is offered again if the store did not take it."""
+        return self._first.retrieve(wanted) == wanted.chunks
 
     def _brought(self, wanted: Prompt) -> Prompt:
         """The second engine has it, from the store."""
-        until("it to come", lambda: self._second.lookup(wanted).chunks == CHUNKS)
+        until("it to come", lambda: self._is_offered(wanted) and self._second.lookup(wanted).chunks == CHUNKS)
         assert self._second.retrieve(wanted) == CHUNKS
         return wanted
 
