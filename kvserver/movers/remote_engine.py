@@ -168,11 +168,10 @@ class RemoteEngine:
                 found.append(self._ended.get_nowait())
         return found
 
-    def left_alone(self) -> dict[str, float]:
-        """Nodes that are not asked now -> when they are tried again, by the monotonic clock."""
+    def left_alone(self) -> list[str]:
+        """Nodes to which no call goes now."""
         with self._lock:
-            found = {name: node.breaker.next_try_s for name, node in self._nodes.items()}
-        return {name: next_try_s for name, next_try_s in found.items() if next_try_s is not None}
+            return sorted(name for name, node in self._nodes.items() if node.breaker.leaves_alone)
 
     def close(self) -> list[Ended]:
         """Ends the threads, after the calls that are under way. Jobs that have not begun end as cancelled. Returns the

@@ -151,7 +151,7 @@ class RemoteMover:
 
     def _tell_state(self) -> None:
         """Reports and logs the state of the store, if it has changed."""
-        alone = sorted(self._engine.left_alone()) if self._engine is not None else []
+        alone = self._engine.left_alone() if self._engine is not None else []
         problem = self._problem[1] if self._problem is not None else ""
         now = RemoteIs(problem, alone)
         if now == self._told:

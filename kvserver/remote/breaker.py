@@ -56,8 +56,13 @@ class Breaker:
 
     @property
     def next_try_s(self) -> float | None:
-        """When it asks the node again; None unless it leaves the node alone."""
+        """When it asks the node again; None unless it leaves the node alone and no try is under way."""
         return self._next_try_s if self._state == "open" else None
+
+    @property
+    def leaves_alone(self) -> bool:
+        """No call goes to the node. It may be tried."""
+        return self._state in ("open", "testing")
 
     def lets_through(self, in_flight: int) -> bool:
         """Whether a call may begin, with so many of them under way."""

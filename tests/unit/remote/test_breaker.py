@@ -38,6 +38,17 @@ def test_failures_in_a_row_open_it_and_single_ones_do_not() -> None:
     assert not opened().lets_through(0)
 
 
+def test_a_dead_node_is_left_alone_all_the_time_and_not_anew_after_each_try() -> None:
+    node, now_s = opened(), 0.0
+    for _ in range(7):
+        assert node.next_try_s is not None
+        now_s = node.next_try_s
+        assert node.wants_try(now_s)
+        assert node.leaves_alone
+        node.try_failed(now_s + CALL_S)
+        assert node.leaves_alone
+
+
 def test_half_of_the_last_calls_open_it_also_when_others_succeed_between_them() -> None:
     node = breaker()
     calls = 0
