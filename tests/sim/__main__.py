@@ -1,7 +1,9 @@
-"""`python -m tests.sim --seeds N --seed0 K [--events 300] [--jobs 2]`: exit status 1 if any promise was broken."""
+"""`python -m tests.sim --seeds N --seed0 K [--events 300] [--jobs 2]`: exit status 1 if any promise was broken.
+--remote: each world that compares digests has a remote store, whose faults are many."""
 
 import argparse
 import sys
+from functools import partial
 
 from tests.rigs.seeds import options_of, run_all
 
@@ -11,9 +13,12 @@ from .run import run_seed
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
-    options = options_of(parser, seeds=1000, seed0=0, events=300, jobs=2)
-    expected = EXPECTED if options.seeds >= SEEDS_FOR_ALL else ()
-    return run_all(run_seed, parser.prog, expected=expected, **vars(options))
+    parser.add_argument("--remote", action="store_true")
+    options = vars(options_of(parser, seeds=1000, seed0=0, events=300, jobs=2))
+    if options.pop("remote"):
+        return run_all(partial(run_seed, is_remote=True), f"{parser.prog} --remote", **options)
+    expected = EXPECTED if options["seeds"] >= SEEDS_FOR_ALL else ()
+    return run_all(run_seed, parser.prog, expected=expected, **options)
 
 
 if __name__ == "__main__":

@@ -46,8 +46,10 @@ from .sums import packed, sum_of
 if TYPE_CHECKING:
     from .world import World
 
-ACTS = {"write": 60, "clear": 2, "evict": 4, "spoil": 3, "lose-note": 1, "damage-note": 1, "down": 2}
+ACTS: dict[str, float] = {"write": 60, "clear": 2, "evict": 4, "spoil": 3, "lose-note": 1, "damage-note": 1, "down": 2}
 """Acts of other servers and of the store, with their weights."""
+HOSTILE_ACTS = {"write": 60, "clear": 0.3, "evict": 12, "spoil": 12, "lose-note": 0.2, "damage-note": 0.2, "down": 0.6}
+"""The same with many faults, and with epochs that live long enough for chunks to be read."""
 FAULTS = ("remote-slow", "remote-down", "remote-full", "left-alone")
 Name = tuple[bytes, int, bytes]
 """Namespace, epoch, key."""
@@ -64,7 +66,8 @@ class Value:
 class Store:
     """The store, and the other servers. It has a generator of its own, so that worlds without it stay as they were."""
 
-    def __init__(self, world: "World", seed: int) -> None:
+    def __init__(self, world: "World", seed: int, *, is_hostile: bool = False) -> None:
+        """is_hostile: it or other servers act before nearly every step, and it often fails."""
         self.rng = Random(seed)
         self.values: dict[Name, Value] = {}
         self.epochs: dict[bytes, int] = {}
@@ -79,6 +82,9 @@ class Store:
         """(peer, request) of a Clear -> its namespace, and `notes_written` of it when it was asked for."""
         self.is_down = False
         self.fault_share = self.rng.choice((0.0, 0.05, 0.3))
+        self.acts, self.act_share = ACTS, 0.05
+        if is_hostile:
+            self.acts, self.act_share = HOSTILE_ACTS, 0.7
         self._world = world
 
     def head_of(self, digest: bytes, key: bytes, parent: bytes, epoch: int, shards: list[list[Block]]) -> Head:
@@ -113,8 +119,11 @@ class Store:
         """One act of other servers, or of the store itself."""
         rng, world = self.rng, self._world
         digest = rng.choice(list(world.shapes))
-        act = rng.choices(list(ACTS), list(ACTS.values()))[0]
+        act = rng.choices(list(self.acts), list(self.acts.values()))[0]
+        if self.is_down and self.acts is HOSTILE_ACTS and rng.random() < 0.1:
+            act = "down"
         world.counts[f"remote {act}"] += 1
+        world.counts["remote faults"] += act != "write"
         match act:
             case "write":
                 chunks = 1 + int(rng.random() * world.swarm.depth)
@@ -231,9 +240,10 @@ class SimRemoteMover:
         store = self._store
         if self._world.calm:
             return ""
-        if store.is_down:
-            return "remote-down"
-        return store.rng.choice(FAULTS) if store.rng.random() < store.fault_share else ""
+        fault = "remote-down" if store.is_down else ""
+        fault = fault or (store.rng.choice(FAULTS) if store.rng.random() < store.fault_share else "")
+        self._world.counts["remote faults"] += bool(fault)
+        return fault
 
     # ---------------------------------------------------------------- orders
 

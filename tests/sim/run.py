@@ -9,11 +9,11 @@ STEPS_PER_EVENT_MAX = 200
 """Limit on idle steps: a world in which nothing reaches the service any more is a simulator bug."""
 
 
-def run_seed(seed: int, events: int) -> Outcome:
-    """Runs at least `events` events, then the end checks."""
+def run_seed(seed: int, events: int, *, is_remote: bool = False) -> Outcome:
+    """Runs at least `events` events, then the end checks. is_remote: with a hostile remote store."""
     world: World | None = None
     try:
-        world = World(seed)
+        world = World(seed, is_remote=is_remote)
         for _ in range(events * STEPS_PER_EVENT_MAX):
             if world.events >= events:
                 break

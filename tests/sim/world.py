@@ -62,7 +62,8 @@ class Posted(NamedTuple):
 class World:
     """The simulated world of one seed."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, is_remote: bool = False) -> None:
+        """is_remote: it has a remote store, which is hostile."""
         self.rng = Random(seed)
         self.swarm = Swarm(self.rng)
         self.counts: Counter[str] = Counter()
@@ -70,8 +71,8 @@ class World:
         self.now_ns = 1_000_000_000
         self.calm = False
         """No new work begins and no fault happens."""
-        self.store = Store(self, seed)
-        if self.store.rng.random() < 0.3 and self.swarm.verifies:
+        self.store = Store(self, seed, is_hostile=is_remote)
+        if (is_remote or self.store.rng.random() < 0.3) and self.swarm.verifies:
             self.swarm.bounds = replace(self.swarm.bounds, remote=REMOTE, remote_job_ms=self.swarm.ms(1500))
         bounds = self.swarm.bounds
         self.garbage = Garbage()
@@ -318,7 +319,7 @@ class World:
     def step(self) -> None:
         """Takes one random step."""
         self.now_ns += int(self.rng.random() * 2_000_000 * self.swarm.step_ms)
-        if self.swarm.bounds.remote is not None and self.store.rng.random() < 0.05:
+        if self.swarm.bounds.remote is not None and self.store.rng.random() < self.store.act_share:
             self.store.act()
         name = self.rng.choices(self._act_names, cum_weights=self._act_weights)[0]
         self._step_by_name(name)
