@@ -130,6 +130,12 @@ def parked_writes(service: Service) -> set[bytes]:
     return {space.digest for leaves in tier.writes.parked.values() for space in leaves.values()} if tier else set()
 
 
+def looked_for(service: Service) -> set[bytes]:
+    """Namespaces whose chunks are looked for in the remote store. Room is made when one of them is read."""
+    tier = _core(service).remote
+    return {pursuit.space.digest for pursuit in tier.pursuits} if tier is not None else set()
+
+
 def disk_shortages(service: Service) -> dict[str, int]:
     """Account -> number of extents refused to it."""
     tier = _core(service).disk

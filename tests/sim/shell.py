@@ -190,6 +190,7 @@ class Shell:
         sealed = quotas.sealed_bytes(set(service_view.going(self.service))) if quotas else Counter()
         shortages = service_view.disk_shortages(self.service)
         was_draining = service_view.is_draining(self.service)
+        looked_for = service_view.looked_for(self.service)
         digests = self.promises.digests.before(event, self.service)
         effects = self.service.handle(event, world.now_ns)
         published = [record for e in effects if isinstance(e, Publish) for record in records_in(e.records)]
@@ -224,7 +225,7 @@ class Shell:
         if quotas:
             self._check_quotas(event, effects, sealed)
         if shortages:
-            self._check_disk_quotas(event, effects, shortages, was_draining=was_draining)
+            self._check_disk_quotas(event, effects, shortages, was_draining=was_draining, looked_for=looked_for)
         if isinstance(event, Arrived) and isinstance(event.request, Clear) and not _refuses(effects, event.request.id):
             self.promises.cleared(
                 event.peer,
@@ -307,16 +308,18 @@ class Shell:
         shortages: dict[str, int],
         *,
         was_draining: bool,
+        looked_for: set[bytes],
     ) -> None:
-        """No tenant takes disk from another: only faults, operators, drains and a tenant's own work do."""
+        """No tenant takes disk from another: only faults, operators, drains and a tenant's own work do. looked_for:
+        namespaces whose chunks may be read from the remote store now."""
         quotas = self.promises.quotas
-        own = ""
+        own = {quotas.account_of(digest) for digest in looked_for}
         takes = was_draining or service_view.is_draining(self.service)
         match event:
             case Arrived(_, Store() as request) if request.cache in self.promises.caches:
-                own = quotas.account_of(self.promises.caches[request.cache].digest)
+                own.add(quotas.account_of(self.promises.caches[request.cache].digest))
             case Arrived(_, Register() as request):
-                own = quotas.account(request.tenant)
+                own.add(quotas.account(request.tenant))
             case Arrived(_, Clear()) | Commanded() | MoverGone():
                 takes = True
             case Reported(_, Moved(_, faults)) if faults:
@@ -341,7 +344,7 @@ class Shell:
             self.promises.on_disk,
             on_disk,
             writes=self.promises.disk.writes_by(quotas.account_of, on_disk),
-            excused=lambda name: takes or name == own or name in writing or now[name] != shortages[name],
+            excused=lambda name: takes or name in own or name in writing or now[name] != shortages[name],
             known=service_view.disk_is_recovered(self.service),
         )
         self._world.counts["accounts that gave to others on disk"] += gave
