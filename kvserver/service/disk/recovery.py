@@ -108,9 +108,10 @@ def _add_spaces(core: Core, tier: DiskTier) -> None:
 
 
 def _hold_against(core: Core, tier: DiskTier, space: Space, told: Space) -> None:
-    """Compares a namespace that was registered before the disk was read with its document on disk. Shapes of ranks that
-    have not registered yet are taken from disk. If the two contradict each other, the records on disk are void, however
-    well their sizes fit."""
+    """Compares a namespace that was known before the disk was read with its document on disk. Shapes of ranks that have
+    not registered yet are taken from disk, and so is an epoch that nobody knew. Another epoch on disk is older: the
+    brain died before the devices had noted the next one. If shapes contradict each other, the records on disk are void,
+    however well their sizes fit."""
     both = list(zip(space.parts, told.parts, strict=False))
     agree = all(None in (part.pages, other.pages) or part.pages == other.pages for part, other in both)
     if space.geometry != told.geometry or not agree:
@@ -123,7 +124,12 @@ def _hold_against(core: Core, tier: DiskTier, space: Space, told: Space) -> None
         other = told.parts[index]
         assert other.pages is not None
         space.fix_part(index, other.pages, other.payload_bytes, other.slot_bytes)
-    if missing:
+    lacks_epoch = space.epoch is None and told.epoch is not None
+    if lacks_epoch:
+        space.belongs_to_epoch(told.epoch)
+    elif space.epoch != told.epoch:
+        tier.notes.describe_anew(space.digest)
+    if missing or lacks_epoch:
         core.emit(PutNamespace(space.number, encode_document(document_of(space))))
 
 
