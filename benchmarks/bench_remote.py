@@ -45,7 +45,7 @@ SHAPES = {"1x1m": [MIB], "1x4m": [4 * MIB], "8x4m": [4 * MIB] * 8}
 ROUND_BYTES = 256 * MIB
 DEADLINE_S = 30.0
 STATES = ("none", "healthy", "stopped", "dead")
-"""Of the stores whose servers are asked."""
+"""States of the stores whose servers are asked."""
 LOOKUPS, LOOKUP_CHUNKS = 500, 12
 
 

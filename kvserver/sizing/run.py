@@ -170,9 +170,10 @@ def _replay(prompts: Sequence[Prompt], options: SizingOptions, arena_bytes: int,
     waiting: list[deque[Prompt]] = [deque() for _ in engines]
     while not schedule.finished:
         if not _begin(schedule, engines, waiting):
-            for brain in brains:
-                if brain.copies:
-                    brain.end_oldest_copy()
+            busy = [brain for brain in brains if brain.copies]
+            assert busy, "a prompt waits, and nothing is under way"
+            for brain in busy:
+                brain.end_oldest_copy()
         if len(outcomes) % TELL_EVERY == 0:
             tell(len(outcomes))
     counters = [brain.service.counters for brain in brains]

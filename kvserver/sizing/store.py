@@ -24,7 +24,7 @@ from kvserver.wire.orders import (
 
 RemoteOrder = ProbeRemote | FetchRemote | PutRemote | ReadRemoteNote | WriteRemoteNote
 SLOT_BYTES = 8
-"""Of an offset in FetchRemote.slots."""
+"""Bytes of an offset in FetchRemote.slots."""
 
 
 class Value(NamedTuple):

@@ -28,12 +28,15 @@ class FaultProxy:
         self.port: int = self._listener.getsockname()[1]
         self._open: set[socket.socket] = set()
         self._hushed: set[socket.socket] = set()
+        self._passes = threading.Event()
+        self._passes.set()
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._accept, daemon=True).start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._passes.set()
         self._listener.close()
         for end in list(self._open):
             _end(end)
@@ -41,6 +44,14 @@ class FaultProxy:
     def hush(self) -> None:
         """From now on nothing passes on the connections that there are, and nobody is told; new ones are served."""
         self._hushed |= self._open
+
+    def cut(self) -> None:
+        """From now on nothing passes on any connection, and nobody is told. New ones are accepted in silence."""
+        self._passes.clear()
+
+    def mend(self) -> None:
+        """All that was sent meanwhile passes now, as after an outage of a network."""
+        self._passes.set()
 
     def _accept(self) -> None:
         with suppress(OSError):
@@ -61,6 +72,7 @@ class FaultProxy:
             while piece := source.recv(PIECE_BYTES):
                 if source in self._hushed:
                     continue
+                self._passes.wait()
                 damaged = self._damaged(bytearray(piece))
                 if damaged is None:
                     break

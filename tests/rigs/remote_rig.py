@@ -22,13 +22,17 @@ class RemoteRig(Rig):
         given = "&".join(f"{name}={value}" for name, value in {"tokens_min": 0, **options}.items())
         super().__init__(remote=parse(f"fleet=file:///mnt/kv?{given}")[0], kv_events=kv_events)
         self.client = Client(self).register()
+        self.meet_mover()
+        (note,) = self.asked(ReadRemoteNote)
+        self.report(self.mover, RemoteNoteRead(note.job, "", "here", EPOCH, b""))
+
+    def meet_mover(self) -> None:
+        """The brain starts the mover of the store, and asks it for the namespace's note."""
         self.handle(Tick())
         assert self.core.remote is not None
         assert self.core.remote.mover is not None
         self.mover = self.core.remote.mover.number
         self.handle(Tick())
-        (note,) = self.asked(ReadRemoteNote)
-        self.report(self.mover, RemoteNoteRead(note.job, "", "here", EPOCH, b""))
 
     def asked(self, kind: type[T]) -> list[T]:
         """All orders of a kind."""

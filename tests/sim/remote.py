@@ -67,7 +67,7 @@ class Store:
     """The store, and the other servers. It has a generator of its own, so that worlds without it stay as they were."""
 
     def __init__(self, world: "World", seed: int, *, is_hostile: bool = False) -> None:
-        """is_hostile: it or other servers act before nearly every step, and it often fails."""
+        """is_hostile: it or other servers act before most steps."""
         self.rng = Random(seed)
         self.values: dict[Name, Value] = {}
         self.epochs: dict[bytes, int] = {}

@@ -27,7 +27,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture(params=["cluster", "tls"])
 def unusual_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """Of three masters that share all keys, or of a store that speaks TLS; with the options that it needs."""
+    """URL and options of three masters that share all keys, or of a store that speaks TLS."""
     if request.param == "cluster":
         with ValkeyCluster() as cluster:
             nodes = ",".join(f"127.0.0.1:{node.port}" for node in cluster.servers)

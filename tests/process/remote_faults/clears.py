@@ -18,7 +18,7 @@ from tests.process.campaign import counted
 from tests.process.engine import Engine, Prompt, prompt
 from tests.process.harness import Server, until
 from tests.process.short_leases import ShortLeaseServer
-from tests.rigs.cut_proxy import CutProxy
+from tests.rigs.fault_proxy import FaultProxy
 from tests.rigs.valkey_server import ValkeyServer
 
 CHUNKS = 3
@@ -33,7 +33,7 @@ class Clears:
     be refused the notes."""
 
     def __init__(
-        self, first: Engine, second: Engine, valkey: ValkeyServer, proxy: CutProxy, *, lease_s: float, seed: int
+        self, first: Engine, second: Engine, valkey: ValkeyServer, proxy: FaultProxy, *, lease_s: float, seed: int
     ) -> None:
         self._first, self._second, self._valkey, self._proxy = first, second, valkey, proxy
         self._lease_s = lease_s
@@ -71,7 +71,7 @@ class Clears:
         assert self._valkey.ask("ACL", "SETUSER", USER, *keys).startswith("+OK")
 
     def _while_cut(self, local: Prompt, early: Prompt, late: Prompt, answered_s: float) -> None:
-        """What is here may be served until the note is read; what is in the store alone only while the lease lasts."""
+        """The server may serve its own copies until it reads the note, and chunks of the store until the lease ends."""
         over_s = answered_s + self._lease_s
         while time.monotonic() < over_s:
             self.seen["came within the lease"] += self._second.retrieve(early) > 0
@@ -108,7 +108,11 @@ def run_clears(rounds: int, seed: int, *, short: bool) -> str:
     kind: type[Server] = ShortLeaseServer if short else Server
     lease_s = short_leases.LEASE_S if short else epoch_lease.LEASE_S
     cuts: tuple[Cut, ...] = get_args(Cut)
-    with tempfile.TemporaryDirectory() as folder, ValkeyServer() as valkey, CutProxy(valkey.port) as proxy:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ValkeyServer() as valkey,
+        FaultProxy(valkey.port, seed, chance=0.0) as proxy,
+    ):
         password = Path(folder) / "password"
         password.touch(mode=0o600)
         password.write_text(PASSWORD)

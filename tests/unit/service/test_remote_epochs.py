@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from kvserver.service.base.effects import PutNamespace
-from kvserver.service.base.events import ArenaGrew, Tick
+from kvserver.service.base.events import ArenaGrew
 from kvserver.service.service import Service
 from kvserver.tiers.records import decode_document, encode_document
 from kvserver.wire.messages import Clear
@@ -56,11 +56,7 @@ def another_brain(rig: RemoteDiskRig, documents: list[tuple[int, bytes]], *, is_
     rig.handle(ArenaGrew(rig.bounds.arena_bytes // SLAB_BYTES, ""))
     if is_registered:
         rig.client = Client(rig).register()
-    rig.handle(Tick())
-    assert rig.core.remote is not None
-    assert rig.core.remote.mover is not None
-    rig.mover = rig.core.remote.mover.number
-    rig.handle(Tick())
+    rig.meet_mover()
 
 
 def epoch_of(document: bytes) -> int | None:
