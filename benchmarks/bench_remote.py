@@ -9,8 +9,9 @@ into memory; for a directory plain files. Neither overwrites: all is dropped aft
 Rate = payload bytes / time. A second row has the processor time of this process for each GB; the server's is not in it.
 
 --lookups: what a lookup of 12 chunks costs a client. Four servers, one without a store and three with a Valkey: one
-that answers, one that is stopped, one that is dead. A round asks each of them 500 times, by turns, for prompts that it
-has and for prompts that nobody has. Ceiling: the server without a store in the same round.
+that answers, one that is stopped, one that is dead; the last two are left alone by then. A round asks each of them
+500 times, by turns, for prompts that it has and for prompts that nobody has. Ceiling: the server without a store in
+the same round.
 """
 
 import itertools
@@ -47,6 +48,8 @@ DEADLINE_S = 30.0
 STATES = ("none", "healthy", "stopped", "dead")
 """States of the stores whose servers are asked."""
 LOOKUPS, LOOKUP_CHUNKS = 500, 12
+SEEDS = itertools.count(10)
+"""Of prompts that nobody has asked for."""
 
 
 class Plain(Protocol):
@@ -213,13 +216,21 @@ def servers() -> Iterator[dict[str, Engine]]:
             engines[state] = held.enter_context(Engine(server.path)).ready()
             assert engines[state].store(prompt(1, LOOKUP_CHUNKS)).chunks == LOOKUP_CHUNKS
             if state != "none":
-                engine = engines[state]
-                until("the store to be used", lambda engine=engine: engine.lookup(prompt(2, LOOKUP_CHUNKS)).coming)
+                until("announcements to be read", lambda server=server: server.status().remote.namespaces_heard)
             if state == "stopped":
                 store.stop()
             elif state == "dead":
                 store.kill()
+            if state in ("stopped", "dead"):
+                until("the store to be left alone", lambda one=engines[state], to=server: is_left_alone(one, to))
         yield engines
+
+
+def is_left_alone(engine: Engine, server: Server) -> bool:
+    """Whether the store is, after lookups that may ask it."""
+    for _ in range(LOOKUPS):
+        engine.lookup(prompt(next(SEEDS), LOOKUP_CHUNKS))
+    return bool(server.status().remote.nodes_left_alone)
 
 
 def asked(engine: Engine, wanted: Sequence[Prompt], chunks: int) -> list[float]:
@@ -236,13 +247,12 @@ def asked(engine: Engine, wanted: Sequence[Prompt], chunks: int) -> list[float]:
 
 
 def lookups(rows: Rows, rounds: int, count: int) -> None:
-    seeds = itertools.count(10)
     held = [prompt(1, LOOKUP_CHUNKS)] * count
     seen: dict[tuple[str, str, int], list[float]] = {}
     with servers() as engines:
         for number in range(rounds):
             for state in STATES if number % 2 else reversed(STATES):
-                unknown = [prompt(next(seeds), LOOKUP_CHUNKS) for _ in range(count)]
+                unknown = [prompt(next(SEEDS), LOOKUP_CHUNKS) for _ in range(count)]
                 for what, wanted, chunks in (("hit", held, LOOKUP_CHUNKS), ("miss", unknown, 0)):
                     took = asked(engines[state], wanted, chunks)
                     for percent in (50, 99):

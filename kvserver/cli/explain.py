@@ -44,6 +44,7 @@ REMOTE = {
     "probing": "is being asked for it",
     "reading": "has it: it is read now, or after those before it",
     "aside": "did not have it, or it could not be read, or was not wanted (docs/remote.md); it is not asked for again",
+    "unannounced": "is not asked for it, because no server has announced that it is there",
     "unasked": "has not been asked for it lately. A lookup asks for it, if it would bring tokens_min tokens",
 }
 

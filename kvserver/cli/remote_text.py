@@ -31,6 +31,7 @@ def _store(remote: RemoteStatus) -> Iterator[str]:
         f"{size(remote.writing_bytes)} being written, {remote.queued_chunks:,} chunks wait to be written"
     )
     yield f"notes     {remote.namespaces_known:,} of {remote.namespaces:,} namespaces in use are known"
+    yield f"told      {remote.namespaces_heard:,} of {remote.namespaces:,} namespaces have announcements that are read"
     yield f"clears    {remote.clears_owed:,} are not known to the store yet"
     if remote.read_bytes_per_s:
         yield f"reads     {rate(remote.read_bytes_per_s)} as measured"

@@ -10,7 +10,7 @@ import queue
 import random
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Literal, NamedTuple
@@ -19,13 +19,17 @@ from kvserver.errors import DeviceError
 from kvserver.movers.remote_checks import sums_of, wrong_shards, wrong_sums
 from kvserver.remote.breaker import Breaker
 from kvserver.remote.chunk_value import ChunkName, Head, NamespaceName, WrongValue
-from kvserver.remote.store import Gone, Store, StoreError
+from kvserver.remote.store import Cursor, Gone, Store, StoreError
 
 JOBS_MAX = 4096
 """Jobs that wait or are under way."""
 PROBE_THREADS = 1
 TRY_EVERY_S = 0.05
 """How often it is looked at whether a node that is left alone should be tried."""
+LISTENED_BYTES_MAX = 8192
+"""A Listen gives no more at a time: the brain serves nobody while it takes them in."""
+LISTENERS_MAX = 256
+"""Namespaces whose announcements are read on from the last place; others begin anew."""
 ANSWERED = ("remote-full", "remote-refused")
 """Problems of a node that works."""
 Fault = Literal["", "gone", "digest", "existed", "left-alone", "cancelled"] | str
@@ -79,7 +83,24 @@ class WriteNote(NamedTuple):
     """Whether it takes the place of one that is there."""
 
 
-Job = Probe | Fetch | Put | ReadNote | WriteNote
+class Announce(NamedTuple):
+    """Tells other servers of chunks."""
+
+    job: int
+    of: NamespaceName
+    epoch: int
+    marks: bytes
+
+
+class Listen(NamedTuple):
+    """Reads what servers have announced since the last time; the first time, all of it."""
+
+    job: int
+    of: NamespaceName
+    epoch: int
+
+
+Job = Probe | Fetch | Put | ReadNote | WriteNote | Announce | Listen
 
 
 class Ended(NamedTuple):
@@ -95,6 +116,10 @@ class Ended(NamedTuple):
     """The sum of each wanted shard, in their order, after a Fetch that went well."""
     note: bytes | None = None
     """Of a ReadNote; None if there is none."""
+    marks: bytes = b""
+    """Of a Listen, at most LISTENED_BYTES_MAX."""
+    is_all: bool = True
+    """Of a Listen: whether there are no more."""
     io_ns: int = 0
 
 
@@ -116,6 +141,9 @@ class RemoteEngine:
         self._loads: deque[Fetch] = deque()
         self._writes: deque[Put] = deque()
         self._notes: deque[ReadNote | WriteNote] = deque()
+        self._announcements: deque[Announce | Listen] = deque()
+        self._listeners: OrderedDict[tuple[NamespaceName, int], _Listener] = OrderedDict()
+        """Of the announcements' thread alone."""
         self._writers_left = threads - 1
         self._open: dict[int, bool] = {}
         """Job -> whether it was cancelled."""
@@ -125,6 +153,7 @@ class RemoteEngine:
         """What ended a thread: a mistake of ours, for stores raise StoreError alone."""
         self._ended: queue.SimpleQueue[Ended] = queue.SimpleQueue()
         loops = [self._probe_loop] * PROBE_THREADS + [self._bulk_loop] * threads + [self._note_loop, self._try_loop]
+        loops.append(self._announcement_loop)
         self._threads = [threading.Thread(target=self._watched, args=(loop,), daemon=True) for loop in loops]
         for thread in self._threads:
             thread.start()
@@ -145,6 +174,8 @@ class RemoteEngine:
                     self._loads.append(job)
                 case ReadNote() | WriteNote():
                     self._notes.append(job)
+                case Announce() | Listen():
+                    self._announcements.append(job)
                 case _:
                     self._writes.append(job)
             self._lock.notify_all()
@@ -178,7 +209,7 @@ class RemoteEngine:
         ends that were not read yet."""
         with self._lock:
             self._is_closed = True
-            lines = (self._probes, self._loads, self._writes, self._notes)
+            lines = (self._probes, self._loads, self._writes, self._notes, self._announcements)
             waiting = [job.job for line in lines for job in line]
             for line in lines:
                 line.clear()
@@ -210,6 +241,16 @@ class RemoteEngine:
         with self._lock:
             self._lock.wait_for(lambda: self._is_closed or self._notes)
             return self._notes.popleft() if self._notes else None
+
+    def _announcement_loop(self) -> None:
+        """A thread of their own: notes must not wait for them."""
+        while (job := self._next_announcement()) is not None:
+            self._carry_out(job)
+
+    def _next_announcement(self) -> Announce | Listen | None:
+        with self._lock:
+            self._lock.wait_for(lambda: self._is_closed or self._announcements)
+            return self._announcements.popleft() if self._announcements else None
 
     def _probe_loop(self) -> None:
         while (job := self._next_probe()) is not None:
@@ -272,6 +313,8 @@ class RemoteEngine:
                 ended = self._probe(job)
             case ReadNote() | WriteNote():
                 ended = self._note(job)
+            case Announce() | Listen():
+                ended = self._announcement(job)
             case _:
                 ended = self._move(job)
         self._end(ended._replace(io_ns=time.monotonic_ns() - begin_ns))
@@ -312,6 +355,25 @@ class RemoteEngine:
         except StoreError as problem:
             return Ended(job.job, problem.code)
         return Ended(job.job, "")
+
+    def _announcement(self, job: Announce | Listen) -> Ended:
+        try:
+            if isinstance(job, Announce):
+                self._store.announce(job.of, job.epoch, job.marks)
+                return Ended(job.job, "")
+            marks, is_all = self._listener(job).read(self._store, job)
+            return Ended(job.job, "", marks=marks, is_all=is_all)
+        except StoreError as problem:
+            return Ended(job.job, problem.code)
+
+    def _listener(self, job: Listen) -> "_Listener":
+        name = job.of, job.epoch
+        if name not in self._listeners:
+            self._listeners[name] = _Listener()
+            if len(self._listeners) > LISTENERS_MAX:
+                self._listeners.popitem(last=False)
+        self._listeners.move_to_end(name)
+        return self._listeners[name]
 
     def _move(self, job: Fetch | Put) -> Ended:
         node = self._node_of(job.name)
@@ -369,6 +431,24 @@ class RemoteEngine:
         self._ended.put(ended)
         with suppress(OSError):
             os.eventfd_write(self.eventfd, 1)
+
+
+class _Listener:
+    """How far the announcements of a namespace were read."""
+
+    def __init__(self) -> None:
+        self._place: Cursor | None = None
+        self._rest = b""
+        """Read, and not given yet."""
+        self._is_all = False
+        """Whether the store had no more after the rest."""
+
+    def read(self, store: Store, job: Listen) -> tuple[bytes, bool]:
+        """The next marks, and whether there are no more. Raises StoreError."""
+        if not self._rest:
+            self._rest, self._place, self._is_all = store.announced(job.of, job.epoch, self._place)
+        given, self._rest = self._rest[:LISTENED_BYTES_MAX], self._rest[LISTENED_BYTES_MAX:]
+        return given, self._is_all and not self._rest
 
 
 class _Node:

@@ -27,7 +27,18 @@ from kvserver.errors import ConfigError
 from kvserver.ipc.fd_sockets import Receiver, close_all, send
 from kvserver.ipc.inheritance import Inheritance, die_with_parent
 from kvserver.movers.remote_checks import digest_from
-from kvserver.movers.remote_engine import Ended, Fetch, Job, Probe, Put, ReadNote, RemoteEngine, WriteNote
+from kvserver.movers.remote_engine import (
+    Announce,
+    Ended,
+    Fetch,
+    Job,
+    Listen,
+    Probe,
+    Put,
+    ReadNote,
+    RemoteEngine,
+    WriteNote,
+)
 from kvserver.movers.remote_store import open_store
 from kvserver.remote import namespace_note
 from kvserver.remote.chunk_value import KEY_BYTES, ChunkName, Head, NamespaceName, decode, encode, head_bytes
@@ -38,14 +49,17 @@ from kvserver.transfer.native import Ledger
 from kvserver.wire.orders import (
     ORDER_BYTES_MAX,
     WARNING_FACT,
+    AnnounceRemote,
     Cancel,
     FetchRemote,
+    ListenRemote,
     Order,
     ProbeRemote,
     PutRemote,
     ReadRemoteNote,
     Ready,
     RemoteEnded,
+    RemoteHeard,
     RemoteIs,
     RemoteNoteRead,
     RemoteNoteWritten,
@@ -195,6 +209,10 @@ class RemoteMover:
                 note = namespace_note.encode(NamespaceNote(order.epoch, order.document))
                 name = self._namespace(order.namespace)
                 self._begin(WriteNote(order.job, name, note, order.replaces), _note_written)
+            case AnnounceRemote(job, namespace, epoch, marks):
+                self._begin(Announce(job, self._namespace(namespace), epoch, marks), _moved)
+            case ListenRemote(job, namespace, epoch):
+                self._begin(Listen(job, self._namespace(namespace), epoch), _heard)
             case Cancel(job):
                 if self._engine is not None:
                     self._engine.cancel(job)
@@ -257,6 +275,10 @@ class RemoteMover:
 
 def _moved(ended: Ended) -> Report:
     return RemoteEnded(ended.job, ended.fault, ended.io_ns, array("Q", ended.sums).tobytes())
+
+
+def _heard(ended: Ended) -> Report:
+    return RemoteHeard(ended.job, ended.fault, ended.marks, ended.is_all)
 
 
 def _note_read(ended: Ended) -> Report:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from kvserver.config.remotes import Remote
 from kvserver.errors import DeviceError
 from kvserver.movers.remote_store import open_store
+from kvserver.remote.announcement import WRITTEN, mark_of, pack
 from kvserver.remote.chunk_value import ChunkName, Head, NamespaceName, Shard, fragment_bytes_for
 from kvserver.remote.store import Facts, Store, StoreError
 
@@ -52,6 +53,8 @@ def _round_trip(store: Store, tenant: str) -> Trial:
     came = memoryview(bytearray(PAYLOAD_BYTES))
     facts = store.facts()
     store.notes([name.of])
+    store.announce(name.of, name.epoch, pack([mark_of(name.of.namespace, name.epoch, name.key) | WRITTEN]))
+    store.announced(name.of, name.epoch, None)
     begin_s = time.monotonic()
     store.write(name, head, [sent])
     write_s = time.monotonic() - begin_s
@@ -71,6 +74,7 @@ def _round_trip(store: Store, tenant: str) -> Trial:
         read_s = time.monotonic() - begin_s
     finally:
         store.drop(name, head)
+        store.drop_announced(name.of, name.epoch)
     if came != sent:
         raise DeviceError("digest", "other bytes came back than were written")
     return Trial(facts, median(waits_s) * 1e3, PAYLOAD_BYTES / write_s / 1e9, PAYLOAD_BYTES / read_s / 1e9)

@@ -30,12 +30,15 @@ from kvserver.remote.chunk_value import (
     head_bytes,
     text_of,
 )
-from kvserver.remote.store import Facts, Gone, Listed, Problem, StoreError
+from kvserver.remote.directory_log import AnnouncementFiles
+from kvserver.remote.store import Announced, Cursor, Facts, Gone, Listed, Problem, StoreError
 
 UNFINISHED = f"kv{FORMAT}.unfinished"
 """Folder of files that are being written. A file there is old when its writer must be gone."""
 UNFINISHED_S_MAX = 3600
 NOTE = "note"
+ANNOUNCED = "announced"
+"""Folder of a namespace's announcements."""
 NOTE_BYTES_MAX = 1 << 16
 IOV_MAX = 1024
 LISTED_AT_A_TIME = 1000
@@ -67,6 +70,7 @@ class DirectoryStore:
         self._node = root
         self._probe_s = probe_s
         self._bulk_s = bulk_s
+        self._announcements: dict[NamespaceName, AnnouncementFiles] = {}
         with self._as_store_errors():
             if not self._root.is_dir():
                 raise FileNotFoundError(errno.ENOENT, "no such directory; is the file system mounted?")
@@ -149,6 +153,21 @@ class DirectoryStore:
             path.parent.mkdir(parents=True, exist_ok=True)
             written.rename(path)
 
+    def announce(self, of: NamespaceName, epoch: int, batch: bytes) -> None:
+        with self._as_store_errors():
+            self._announcements_of(of).append(epoch, batch)
+
+    def announced(self, of: NamespaceName, epoch: int, after: Cursor | None) -> Announced:
+        with self._as_store_errors():
+            found = self._announcements_of(of).read(epoch, after)
+        if not found.batch and (away := self._away()):
+            raise away
+        return found
+
+    def drop_announced(self, of: NamespaceName, epoch: int) -> None:
+        with self._as_store_errors():
+            self._announcements_of(of).drop(epoch)
+
     def look(self, name: ChunkName) -> Head | None:
         found = self._head(name, HEAD_BYTES_MAX, time.monotonic() + self._probe_s)
         if found is None and (away := self._away()):
@@ -209,6 +228,11 @@ class DirectoryStore:
         key = text_of(name.key)
         file = f"{key}.{name.ranks}" if name.ranks else key
         return self._root.joinpath(*name.of.pieces(), f"{name.epoch:016x}", key[:2], file)
+
+    def _announcements_of(self, of: NamespaceName) -> AnnouncementFiles:
+        if of not in self._announcements:
+            self._announcements[of] = AnnouncementFiles(self._root.joinpath(*of.pieces(), ANNOUNCED))
+        return self._announcements[of]
 
     def _note_path(self, name: NamespaceName) -> Path:
         return self._root.joinpath(*name.pieces(), NOTE)

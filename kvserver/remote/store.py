@@ -51,6 +51,21 @@ class Listed(NamedTuple):
     bytes: int
 
 
+Cursor = object
+"""A place in a namespace's announcements, from the store that is asked with it."""
+
+
+class Announced(NamedTuple):
+    """Announcements of a namespace, the oldest first."""
+
+    batch: bytes
+    """Marks (remote/announcement.py)."""
+    cursor: Cursor
+    """The place behind them."""
+    is_all: bool
+    """Whether there were no more."""
+
+
 class Store(Protocol):
     """One remote. It owns its connections; close() ends them."""
 
@@ -90,6 +105,17 @@ class Store(Protocol):
 
     def replace_note(self, name: NamespaceName, note: bytes) -> None:
         """Writes a note, whatever is there. Raises StoreError."""
+
+    def announce(self, of: NamespaceName, epoch: int, batch: bytes) -> None:
+        """Appends marks to the announcements of a namespace. Old ones make room for them. Raises StoreError."""
+
+    def announced(self, of: NamespaceName, epoch: int, after: Cursor | None) -> Announced:
+        """Reads announcements behind a place, at most about a MiB; None: from the beginning. Raises StoreError.
+
+        Some may be lost, and what a server has told it reads itself."""
+
+    def drop_announced(self, of: NamespaceName, epoch: int) -> None:
+        """Removes all announcements of an epoch. Raises StoreError."""
 
     def look(self, name: ChunkName) -> Head | None:
         """Reads one head and changes nothing: it does not count as use, and fragments may be missing. None: not there.

@@ -9,6 +9,7 @@ again by itself.
 """
 
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from typing import Any, Literal, NamedTuple
 from glide_shared import exceptions as glide
 from glide_shared.commands.batch import Batch, ClusterBatch
 from glide_shared.commands.core_options import ConditionalChange, ExpirySet, ExpiryType, InfoSection
+from glide_shared.commands.stream import ExclusiveIdBound, MaxId, MinId, StreamAddOptions, TrimByMaxLen
 from glide_shared.config import (
     AdvancedGlideClientConfiguration,
     AdvancedGlideClusterClientConfiguration,
@@ -37,6 +39,7 @@ from glide_shared.routes import AllNodes
 from glide_sync import ClusterScanCursor, GlideClient, GlideClusterClient
 
 from kvserver.errors import ConfigError
+from kvserver.remote.announcement import MARK_BYTES
 from kvserver.remote.chunk_value import (
     FORMAT,
     FRAGMENT_BYTES_MAX,
@@ -56,7 +59,7 @@ from kvserver.remote.chunk_value import (
     text_of,
 )
 from kvserver.remote.secrets import Secret, SecretSource
-from kvserver.remote.store import Facts, Gone, Listed, Problem, StoreError
+from kvserver.remote.store import Announced, Cursor, Facts, Gone, Listed, Problem, StoreError
 from kvserver.remote.valkey_nodes import NodeMap, node_map
 
 # It writes warnings to standard error otherwise, with addresses and without our format.
@@ -71,7 +74,12 @@ LATE_MAX = 3
 """Calls in a row that pass their deadline until a connection is made anew. The library keeps one that lost its peer."""
 SCANNED_AT_A_TIME = 1000
 """Names that a server looks at in one call: it serves nobody else meanwhile, for about a millisecond."""
-Kind = Literal["probe", "bulk", "note"]
+BATCHES_MAX = 1 << 18
+"""Batches of announcements that a namespace keeps, about."""
+BATCHES_AT_A_TIME = 512
+MARKS_FIELD = b"m"
+ENTRY_ID = re.compile(rb"\d+-\d+")
+Kind = Literal["probe", "bulk", "note", "announce"]
 Client = GlideClient | GlideClusterClient
 Scrub = Callable[[str], str]
 WRONG_TYPE = "WRONGTYPE"
@@ -132,6 +140,7 @@ class ValkeyStore:
             "probe": _Lane(settings, password, settings.probe_s, 2),
             "bulk": _Lane(settings, password, settings.bulk_s, settings.connections),
             "note": _Lane(settings, password, settings.note_s, 1),
+            "announce": _Lane(settings, password, settings.note_s, 1),
         }
 
     def facts(self) -> Facts:
@@ -288,6 +297,29 @@ class ValkeyStore:
         with self._connection("note") as to:
             to.client.set(self._note_key(name), note)
 
+    def announce(self, of: NamespaceName, epoch: int, batch: bytes) -> None:
+        log = self._log_key(of, epoch)
+        keep = StreamAddOptions(trim=TrimByMaxLen(exact=False, threshold=BATCHES_MAX))
+        with self._connection("announce") as to:
+            added = self._batch()
+            added.xadd(log, [(MARKS_FIELD, batch)], keep)
+            added.expire(log, self._settings.ttl_s)
+            for answer in self._exec(to, added, 2):
+                if isinstance(answer, GlideError):
+                    raise _translated(answer, to.scrub)
+
+    def announced(self, of: NamespaceName, epoch: int, after: Cursor | None) -> Announced:
+        begin = ExclusiveIdBound(after) if isinstance(after, bytes) else MinId()
+        with self._connection("announce") as to:
+            told = to.client.xrange(self._log_key(of, epoch), begin, MaxId(), BATCHES_AT_A_TIME)
+            entries = _stream_entries(told)
+        batch = b"".join(marks for _, marks in entries)
+        return Announced(batch, entries[-1][0] if entries else after, len(entries) < BATCHES_AT_A_TIME)
+
+    def drop_announced(self, of: NamespaceName, epoch: int) -> None:
+        with self._connection("announce") as to:
+            to.client.unlink([self._log_key(of, epoch)])
+
     def look(self, name: ChunkName) -> Head | None:
         with self._connection("note") as to, self._uncounted(to):
             value = _bytes(to.client.getrange(self._key(name), 0, HEAD_BYTES_MAX - 1))
@@ -321,6 +353,9 @@ class ValkeyStore:
 
     def _note_key(self, name: NamespaceName) -> bytes:
         return ":".join((*self._prefix(), *name.pieces(), "note")).encode()
+
+    def _log_key(self, of: NamespaceName, epoch: int) -> bytes:
+        return ":".join((*self._prefix(), *of.pieces(), f"{epoch:016x}", "log")).encode()
 
     def _prefix(self) -> tuple[str, ...]:
         return (self._settings.prefix,) if self._settings.prefix else ()
@@ -578,6 +613,22 @@ def _bytes(answer: Any) -> bytes | None:
     if answer is not None and not isinstance(answer, bytes):
         raise OutOfStepError(f"expected bytes, got {type(answer).__name__}")
     return answer
+
+
+def _stream_entries(answer: Any) -> list[tuple[bytes, bytes]]:
+    """Id and marks of each entry of a stream. One that has other fields counts as empty."""
+    if answer is None:
+        return []
+    if not isinstance(answer, dict):
+        raise OutOfStepError(f"expected entries of a stream, got {type(answer).__name__}")
+    entries = []
+    for name, pairs in answer.items():
+        if not isinstance(pairs, list) or not isinstance(name, bytes) or not ENTRY_ID.fullmatch(name):
+            raise OutOfStepError(f"expected the id and fields of an entry, got {type(pairs).__name__}")
+        told = [pair[1] for pair in pairs if isinstance(pair, list) and len(pair) == 2 and pair[0] == MARKS_FIELD]
+        whole = len(told) == 1 and isinstance(told[0], bytes) and len(told[0]) % MARK_BYTES == 0
+        entries.append((name, told[0] if whole else b""))
+    return entries
 
 
 def _head(name: ChunkName, answer: Any, scrub: Scrub) -> Head | StoreError | WrongValue | None:

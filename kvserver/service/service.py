@@ -59,6 +59,7 @@ from kvserver.wire.orders import (
     Mapped,
     Ready,
     RemoteEnded,
+    RemoteHeard,
     RemoteIs,
     RemoteNoteRead,
     RemoteNoteWritten,
@@ -249,7 +250,9 @@ class Service:
                 movers.unmapped(core, mover, report)
             case Scrubbed() as report:
                 scrub.ended(core, mover, report, now_ns)
-            case RemoteProbed() | RemoteEnded() | RemoteNoteRead() | RemoteNoteWritten() | RemoteIs() as report:
+            case (
+                RemoteProbed() | RemoteEnded() | RemoteNoteRead() | RemoteNoteWritten() | RemoteHeard() | RemoteIs()
+            ) as report:
                 if core.remote is not None and core.remote.mover is mover:
                     remote.reported(core, core.remote, report, now_ns)
             case disk_report:

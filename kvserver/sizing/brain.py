@@ -9,6 +9,7 @@ import random
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from kvserver.errors import ConfigError
 from kvserver.service.base.effects import Answer, AnswerWithBoard, Ask, Effect, Instruct
@@ -17,7 +18,7 @@ from kvserver.service.service import Service
 from kvserver.service.state.bounds import Bounds
 from kvserver.service.state.core import MILLISECOND_NS
 from kvserver.sizing.engine import Ended, Hit
-from kvserver.sizing.store import RemoteOrder, SharedStore
+from kvserver.sizing.store import RemoteOrder, SharedStore, StoreMover
 from kvserver.wire.admin import Changed, Held, LetGo, TenantCleared
 from kvserver.wire.messages import (
     KEY_BYTES,
@@ -71,10 +72,11 @@ class Brain:
         store: SharedStore | None = None,
     ) -> None:
         """store: what bounds.remote stands for. Raises ConfigError if the arena cannot hold a chunk."""
+        bounds = replace(bounds, remote_tell_ms=0, remote_listen_ms=0)
         self.service = Service(bounds, random.Random(0).randbytes)
         self.copies: deque[tuple[int, Copy]] = deque()
         """(mover, order) of copies in flight, oldest first."""
-        self._store = store
+        self._store = StoreMover(store) if store is not None else None
         self._asked: deque[tuple[int, RemoteOrder]] = deque()
         """(mover, order) of what the remote store has not answered yet."""
         self._blocks_per_chunk = blocks_per_chunk
@@ -82,12 +84,13 @@ class Brain:
         self._requests = 0
         self._waiting: dict[int, Callable[[Reply], None]] = {}
         self._register(block_tokens, block_tokens * token_bytes)
-        for _ in ("its mover starts", "the namespace gets its epoch"):
+        for _ in ("its mover starts", "the namespace gets its epoch", "announcements are read"):
             self._let_store_work()
 
     # ---------------------------------------------------------------- engine.Link
 
     def lookup(self, keys: Sequence[bytes], chunks_wanted_min: int) -> Hit:
+        self._let_store_work()  # what other machines have told is known
         found = self._look_up(keys, chunks_wanted_min)
         for _ in range(LOOKUPS_MAX):
             if not found.coming:
@@ -141,10 +144,11 @@ class Brain:
         """Lets the service order what it wants from the remote store, until it wants no more."""
         if self._store is None:
             return
-        self._handle(Tick())
-        while self._asked:
-            mover, order = self._asked.popleft()
-            self._handle(Reported(mover, self._store.answer(order)))
+        for _ in ("what is wanted", "what came of it is told"):
+            self._handle(Tick())
+            while self._asked:
+                mover, order = self._asked.popleft()
+                self._handle(Reported(mover, self._store.answer(order)))
 
     def _register(self, block_tokens: int, page_bytes: int) -> None:
         """Registers one cache of full attention with one rank, large enough for any block id."""

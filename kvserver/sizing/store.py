@@ -11,18 +11,22 @@ from kvserver.remote.chunk_value import decode
 from kvserver.tiers.records import NO_SUM
 from kvserver.wire.messages import KEY_BYTES
 from kvserver.wire.orders import (
+    AnnounceRemote,
     FetchRemote,
+    ListenRemote,
     ProbeRemote,
     PutRemote,
     ReadRemoteNote,
     RemoteEnded,
+    RemoteHeard,
     RemoteNoteRead,
     RemoteNoteWritten,
     RemoteProbed,
     WriteRemoteNote,
 )
 
-RemoteOrder = ProbeRemote | FetchRemote | PutRemote | ReadRemoteNote | WriteRemoteNote
+RemoteOrder = ProbeRemote | FetchRemote | PutRemote | ReadRemoteNote | WriteRemoteNote | AnnounceRemote | ListenRemote
+RemoteAnswer = RemoteProbed | RemoteEnded | RemoteNoteRead | RemoteNoteWritten | RemoteHeard
 SLOT_BYTES = 8
 """Bytes of an offset in FetchRemote.slots."""
 
@@ -41,8 +45,10 @@ class SharedStore:
         self._values: OrderedDict[bytes, Value] = OrderedDict()
         """Key -> chunk, the one used longest ago first. A sizing has one namespace, which nobody clears."""
         self._epoch: int | None = None
+        self.announced = bytearray()
+        """Marks that machines have told."""
 
-    def answer(self, order: RemoteOrder) -> RemoteProbed | RemoteEnded | RemoteNoteRead | RemoteNoteWritten:
+    def answer(self, order: RemoteOrder) -> RemoteAnswer:
         match order:
             case ProbeRemote(job):
                 return RemoteProbed(job, self._heads(order.keys), [], 0)
@@ -55,6 +61,11 @@ class SharedStore:
                 return RemoteEnded(job, "" if self._put(order.head) else "existed", 0)
             case ReadRemoteNote(job):
                 return RemoteNoteRead(job, "", "absent" if self._epoch is None else "here", self._epoch or 0, b"")
+            case AnnounceRemote(job):
+                self.announced += order.marks
+                return RemoteEnded(job, "", 0)
+            case ListenRemote():
+                raise AssertionError("a mover answers it")
             case WriteRemoteNote(job):
                 is_first = self._epoch is None or order.replaces
                 self._epoch = order.epoch if is_first else self._epoch
@@ -81,3 +92,18 @@ class SharedStore:
             self._bytes -= oldest.bytes
             self.evictions += 1
         return True
+
+
+class StoreMover:
+    """One machine's mover, which knows how far its server has read the announcements."""
+
+    def __init__(self, store: SharedStore) -> None:
+        self._store = store
+        self._heard = 0
+
+    def answer(self, order: RemoteOrder) -> RemoteAnswer:
+        if not isinstance(order, ListenRemote):
+            return self._store.answer(order)
+        marks = bytes(self._store.announced[self._heard :])
+        self._heard += len(marks)
+        return RemoteHeard(order.job, "", marks, is_all=True)

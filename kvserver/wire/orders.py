@@ -218,10 +218,29 @@ class WriteRemoteNote(Frame, tag="write-remote-note", frozen=True):
     """Whether it takes the place of a note that is there. Otherwise the first one wins."""
 
 
+class AnnounceRemote(Frame, tag="announce-remote", frozen=True):
+    """Tells other servers of chunks. Report: RemoteEnded."""
+
+    job: int
+    namespace: bytes
+    epoch: int
+    marks: Packed
+    """As in remote/announcement.py."""
+
+
+class ListenRemote(Frame, tag="listen-remote", frozen=True):
+    """Reads what servers have announced since the last ListenRemote; the mover's first one reads all of it. Report:
+    RemoteHeard."""
+
+    job: int
+    namespace: bytes
+    epoch: int
+
+
 Order = (
     MapBoard | DropBoard | MapCache | UnmapCache | Copy | Cancel | ArenaReady | Scrub
     | Demote | Promote | Note | ForgetNotes | Recover | TellRecords | DrainDevice | EraseDevice
-    | ProbeRemote | FetchRemote | PutRemote | ReadRemoteNote | WriteRemoteNote
+    | ProbeRemote | FetchRemote | PutRemote | ReadRemoteNote | WriteRemoteNote | AnnounceRemote | ListenRemote
 )  # fmt: skip
 
 # ---------------------------------------------------------------- mover → brain
@@ -388,7 +407,7 @@ class RemoteProbed(Frame, tag="remote-probed", frozen=True):
 
 
 class RemoteEnded(Frame, tag="remote-ended", frozen=True):
-    """The end of a FetchRemote or PutRemote: no byte of it moves any more."""
+    """The end of a FetchRemote, PutRemote or AnnounceRemote: no byte of it moves any more."""
 
     job: int
     fault: RemoteFault
@@ -416,6 +435,17 @@ class RemoteNoteWritten(Frame, tag="remote-note-written", frozen=True):
     """Whether it stands. False: another note was there."""
 
 
+class RemoteHeard(Frame, tag="remote-heard", frozen=True):
+    """The end of a ListenRemote."""
+
+    job: int
+    fault: RemoteFault
+    marks: Packed
+    """The oldest first."""
+    is_all: bool
+    """Whether there were no more."""
+
+
 class RemoteIs(Frame, tag="remote-is", frozen=True):
     """The state of the store, after Ready and whenever it changes."""
 
@@ -428,7 +458,7 @@ class RemoteIs(Frame, tag="remote-is", frozen=True):
 Report = (
     Ready | Mapped | MapFailed | Unmapped | Done | Scrubbed
     | Moved | Noted | DeviceIs | FoundNote | Listed | FoundRecords
-    | RemoteProbed | RemoteEnded | RemoteNoteRead | RemoteNoteWritten | RemoteIs
+    | RemoteProbed | RemoteEnded | RemoteNoteRead | RemoteNoteWritten | RemoteHeard | RemoteIs
 )  # fmt: skip
 
 # ---------------------------------------------------------------- brain → supervisor

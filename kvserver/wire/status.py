@@ -97,6 +97,8 @@ class RemoteStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Namespaces in use, as is the next."""
     namespaces_known: int
     """Whose note is known, so that their chunks may be used."""
+    namespaces_heard: int = 0
+    """Whose announcements are read. In others the store is asked for every chunk that is missing."""
     looked_for: int
     """Prompts whose chunks are looked for or read now."""
     queued_chunks: int

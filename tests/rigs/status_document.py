@@ -49,6 +49,7 @@ def a_remote(**changes: object) -> RemoteStatus:
         usable=True,
         namespaces=3,
         namespaces_known=3,
+        namespaces_heard=3,
         looked_for=2,
         queued_chunks=17,
         reading_bytes=0,

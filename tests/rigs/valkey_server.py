@@ -96,7 +96,8 @@ class ValkeyCluster:
         for number, server in enumerate(self.servers):
             slots = range(number * share, min(SLOTS, (number + 1) * share))
             assert server.ask("CLUSTER", "ADDSLOTSRANGE", str(slots[0]), str(slots[-1])).startswith("+OK")
-            assert server.ask("CLUSTER", "SET-CONFIG-EPOCH", str(number + 1)).startswith("+OK")
+            answer = server.ask("CLUSTER", "SET-CONFIG-EPOCH", str(number + 1))
+            assert answer.startswith("+OK"), answer
             assert server.ask("CLUSTER", "MEET", "127.0.0.1", str(self.servers[0].port)).startswith("+OK")
         until_s = time.monotonic() + STARTS_WITHIN_S
         while not all("cluster_state:ok" in server.ask("CLUSTER", "INFO") for server in self.servers):

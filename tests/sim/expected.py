@@ -38,12 +38,13 @@ _ORDERS = (
     *("Demote", "Promote", "Note", "ForgetNotes", "Recover", "TellRecords", "DrainDevice", "EraseDevice"),
     "Scrub",
     *("ProbeRemote", "FetchRemote", "PutRemote", "ReadRemoteNote", "WriteRemoteNote"),
+    *("AnnounceRemote", "ListenRemote"),
 )
 _REPORTS = (
     *("Ready", "Mapped", "MapFailed", "Unmapped", "Done"),
     *("Moved", "Noted", "DeviceIs", "FoundNote", "Listed", "FoundRecords"),
     "Scrubbed",
-    *("RemoteProbed", "RemoteEnded", "RemoteNoteRead", "RemoteNoteWritten", "RemoteIs"),
+    *("RemoteProbed", "RemoteEnded", "RemoteNoteRead", "RemoteNoteWritten", "RemoteHeard", "RemoteIs"),
 )
 _WISHES = ("StartMover", "KillMover")
 _WHYS = ("", "full", "parent-absent", "ranks-missing", "busy", "abandoned", "discarded")
@@ -118,6 +119,7 @@ EXPECTED = (
     *(f"router: {what}" for what in ("events", "replays", "messages lost", "batches lost for good")),
     *(f"router: {what}" for what in ("lookups that show what is held", "vLLM cleared its own cache")),
     *(f"counted remote_{what}" for what in ("probed", "found", "reads", "writes", "existed")),
+    *(f"counted remote_{what}" for what in ("told", "heard", "unannounced")),
     *(f"remote ended {fault}" for fault in ("digest", "existed", "remote-slow", "left-alone")),
     "noticed by a write to the remote store",
     "device drained",

@@ -7,26 +7,30 @@ digests are in the head.
 """
 
 from array import array
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Literal
 
 from kvserver.config.remotes import parse
+from kvserver.remote.announcement import GONE, STORED, WRITTEN, mark_of, pack, unpack
 from kvserver.remote.chunk_value import Head, Shard, decode, encode
 from kvserver.tiers.records import NO_PARENT, NO_SUM
 from kvserver.tiers.slots import SLOT_ALIGN
 from kvserver.wire.messages import KEY_BYTES
 from kvserver.wire.orders import (
+    AnnounceRemote,
     ArenaReady,
     Cancel,
     FetchRemote,
+    ListenRemote,
     Order,
     ProbeRemote,
     PutRemote,
     ReadRemoteNote,
     Ready,
     RemoteEnded,
+    RemoteHeard,
     RemoteIs,
     RemoteNoteRead,
     RemoteNoteWritten,
@@ -46,9 +50,29 @@ from .sums import packed, sum_of
 if TYPE_CHECKING:
     from .world import World
 
-ACTS: dict[str, float] = {"write": 60, "clear": 2, "evict": 4, "spoil": 3, "lose-note": 1, "damage-note": 1, "down": 2}
+ACTS: dict[str, float] = {
+    "write": 60,
+    "clear": 2,
+    "evict": 4,
+    "spoil": 3,
+    "lose-note": 1,
+    "damage-note": 1,
+    "down": 2,
+    "lose-log": 1,
+    "lie": 2,
+}
 """Acts of other servers and of the store, with their weights."""
-HOSTILE_ACTS = {"write": 60, "clear": 0.3, "evict": 12, "spoil": 12, "lose-note": 0.2, "damage-note": 0.2, "down": 0.6}
+HOSTILE_ACTS = {
+    "write": 60,
+    "clear": 0.3,
+    "evict": 12,
+    "spoil": 12,
+    "lose-note": 0.2,
+    "damage-note": 0.2,
+    "down": 0.6,
+    "lose-log": 0.3,
+    "lie": 5,
+}
 """The same with many faults, and with epochs that live long enough for chunks to be read."""
 FAULTS = ("remote-slow", "remote-down", "remote-full", "left-alone")
 Name = tuple[bytes, int, bytes]
@@ -80,6 +104,10 @@ class Store:
         """Namespace -> how often its note has got an epoch."""
         self._asked: dict[tuple[int, int], tuple[bytes, int]] = {}
         """(peer, request) of a Clear -> its namespace, and `notes_written` of it when it was asked for."""
+        self.logs: defaultdict[tuple[bytes, int], list[int]] = defaultdict(list)
+        """(namespace, epoch) -> marks that servers have announced."""
+        self.told_share = self.rng.choice((0.0, 0.9, 1.0, 1.0))
+        """Of chunks that other servers write."""
         self.is_down = False
         self.fault_share = self.rng.choice((0.0, 0.05, 0.3))
         self.acts, self.act_share = ACTS, 0.05
@@ -145,6 +173,11 @@ class Store:
                 self.damaged.add(digest)
             case "down":
                 self.is_down = not self.is_down
+            case "lose-log":
+                self.logs.pop((digest, self.epochs.get(digest, 0)), None)
+            case "lie" if digest in self.epochs:
+                path = tuple(int(rng.random() * world.swarm.fanout) for _ in range(1 + int(rng.random() * 3)))
+                self._tell(digest, self.epochs[digest], key_of(path), rng.choice((STORED, WRITTEN, GONE)))
 
     def _write(self, digest: bytes, path: tuple[int, ...]) -> None:
         epoch, key = self.epochs.get(digest), key_of(path)
@@ -157,6 +190,11 @@ class Store:
         ]
         head = self.head_of(digest, key, key_of(path[:-1]) or NO_PARENT, epoch, shards)
         self.values[digest, epoch, key] = Value(head, shards)
+        if self.rng.random() < self.told_share:
+            self._tell(digest, epoch, key, WRITTEN)
+
+    def _tell(self, digest: bytes, epoch: int, key: bytes, kind: int) -> None:
+        self.logs[digest, epoch].append(mark_of(digest, epoch, key) | kind)
 
 
 def payload_bytes(shape: Shape, group: int, shard: int) -> int:
@@ -189,6 +227,8 @@ class SimRemoteMover:
         self._orders: list[Order] = []
         self._reads: list[Reading] = []
         self._told_down = False
+        self._heard: Counter[tuple[bytes, int]] = Counter()
+        """(namespace, epoch) -> announcements that it has read."""
         self._world = world
         self._store = world.store
 
@@ -265,12 +305,27 @@ class SimRemoteMover:
                 self.reports.append(RemoteNoteRead(job, fault, state, 0 if fault else epoch or 0, b""))
             case WriteRemoteNote():
                 self._write_note(order)
+            case AnnounceRemote():
+                fault = self._fault()
+                if not fault or store.rng.random() < 0.3:
+                    store.logs[order.namespace, order.epoch] += unpack(order.marks)
+                self._end(order.job, fault)
+            case ListenRemote():
+                self._listen(order)
             case Scrub():
                 self.reports.append(scrubbed(self._world, order))
             case Cancel() | ArenaReady():
                 pass
             case _:
                 raise Wrong(f"{order} was sent to the mover of the remote store")
+
+    def _listen(self, order: ListenRemote) -> None:
+        name, fault = (order.namespace, order.epoch), self._fault()
+        told = [] if fault else self._store.logs[name][self._heard[name] :]
+        given = told[: 1 + int(self._store.rng.random() * 20)]
+        self._heard[name] += len(given)
+        self._world.counts["announcements heard"] += len(given)
+        self.reports.append(RemoteHeard(order.job, fault, pack(given), len(given) == len(told)))
 
     def _probed(self, order: ProbeRemote) -> RemoteProbed:
         fault = self._fault()
@@ -372,4 +427,4 @@ def units_of(shape: Shape, head: Head, offsets: list[int]) -> dict[int, list[int
     }
 
 
-REMOTE = parse("sim=file:///simulated?tokens_min=0&write=through")[0]
+REMOTES = [parse(f"sim=file:///simulated?tokens_min=0&write={write}")[0] for write in ("through", "through", "reuse")]

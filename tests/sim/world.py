@@ -36,7 +36,7 @@ from .memory import Arena
 from .movers import SimMover, Supervisor
 from .processes import Process
 from .promises import Promises
-from .remote import REMOTE, SimRemoteMover, Store
+from .remote import REMOTES, SimRemoteMover, Store
 from .router import Router
 from .shapes import Shape
 from .shell import BrainDied, Shell
@@ -73,7 +73,13 @@ class World:
         """No new work begins and no fault happens."""
         self.store = Store(self, seed, is_hostile=is_remote)
         if (is_remote or self.store.rng.random() < 0.3) and self.swarm.verifies:
-            self.swarm.bounds = replace(self.swarm.bounds, remote=REMOTE, remote_job_ms=self.swarm.ms(1500))
+            self.swarm.bounds = replace(
+                self.swarm.bounds,
+                remote=self.store.rng.choice(REMOTES),
+                remote_job_ms=self.swarm.ms(1500),
+                remote_tell_ms=self.swarm.ms(50),
+                remote_listen_ms=self.swarm.ms(100),
+            )
         bounds = self.swarm.bounds
         self.garbage = Garbage()
         self.arena = Arena(bounds.slab_bytes, bounds.arena_bytes // bounds.slab_bytes)

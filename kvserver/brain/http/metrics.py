@@ -357,14 +357,19 @@ class SnapshotCollector(Collector):
         seen = self._counters
         events = {"probed": seen.remote_probed, "found": seen.remote_found, "read": seen.remote_reads}
         events |= {"written": seen.remote_writes, "existed": seen.remote_existed, "dropped": seen.remote_dropped}
+        events |= {"told": seen.remote_told, "heard": seen.remote_heard, "unannounced": seen.remote_unannounced}
         text = "Chunks that the remote store was asked for, had, gave or took. existed: another server wrote it first. "
-        text += "dropped: prefixes that were not written whole, because too many chunks waited."
+        text += "dropped: prefixes that were not written whole, because too many chunks waited. told, heard: "
+        text += (
+            "announcements. unannounced: lookups for which it was not asked, because nobody had announced the chunk."
+        )
         yield _counter("remote_chunk_events", text, "event", events)
         moved = {"fetch": seen.remote_read_bytes, "put": seen.remote_written_bytes}
         yield _counter("remote_moved_bytes", "Bytes of payloads read from and written to it.", "direction", moved)
         family = CounterMetricFamily(
             "kvserver_remote_failures",
-            "Chunks that it did not give or take, by what was wanted (probe, read, write) and fault.",
+            "Chunks that it did not give or take, by what was wanted and fault. wanted: probe, read or write; announce "
+            "and listen are calls for announcements.",
             labels=("wanted", "fault"),
         )
         for where, count in sorted(seen.remote_failures.items()):
@@ -381,8 +386,9 @@ class SnapshotCollector(Collector):
         yield _gauge("remote_nodes_left_alone", text, value=len(remote.nodes_left_alone))
         text = "Namespaces that were cleared here, and the remote store has not confirmed it."
         yield _gauge("remote_clears_owed", text, value=remote.clears_owed)
-        notes = {"used": remote.namespaces, "known": remote.namespaces_known}
-        text = "Namespaces by state: known (their notes were read, so their chunks count) <= used."
+        notes = {"used": remote.namespaces, "known": remote.namespaces_known, "heard": remote.namespaces_heard}
+        text = "Namespaces by state: heard (their announcements are read) <= known (their notes were read, so their "
+        text += "chunks count) <= used."
         yield _gauge("remote_namespaces", text, "state", notes)
         yield _gauge("remote_queued_chunks", "Chunks that wait to be written there.", value=remote.queued_chunks)
 

@@ -5,14 +5,23 @@ The process is started with the brain, and again when it has died. While it is a
 answer what is here, and nothing waits.
 """
 
-from kvserver.service.remote import epochs, reads, writes
+from kvserver.service.remote import announcements, epochs, reads, writes
 from kvserver.service.requests import mismatches, movers
 from kvserver.service.state.core import MILLISECOND_NS, Core
-from kvserver.service.state.remote_tier import FetchJob, NoteJob, ProbeJob, PutJob, RemoteJob, RemoteTier
-from kvserver.wire.orders import RemoteEnded, RemoteIs, RemoteNoteRead, RemoteNoteWritten, RemoteProbed
+from kvserver.service.state.remote_tier import (
+    AnnounceJob,
+    FetchJob,
+    ListenJob,
+    NoteJob,
+    ProbeJob,
+    PutJob,
+    RemoteJob,
+    RemoteTier,
+)
+from kvserver.wire.orders import RemoteEnded, RemoteHeard, RemoteIs, RemoteNoteRead, RemoteNoteWritten, RemoteProbed
 
 LOST = "mover-lost"
-Ending = RemoteProbed | RemoteEnded | RemoteNoteRead | RemoteNoteWritten
+Ending = RemoteProbed | RemoteEnded | RemoteNoteRead | RemoteNoteWritten | RemoteHeard
 RemoteReport = Ending | RemoteIs
 
 
@@ -34,6 +43,7 @@ def tick(core: Core, now_ns: int) -> None:
     if tier.mover is None and now_ns >= tier.start_at_ns:
         tier.mover_started(movers.ensure(core, "remote", "", now_ns))
     epochs.tick(core, tier, now_ns)
+    announcements.tick(core, tier, now_ns)
     _turn(core, tier, now_ns)
 
 
@@ -49,7 +59,7 @@ def gone(core: Core, tier: RemoteTier, now_ns: int) -> None:
             case FetchJob():
                 reads.ended(core, tier, job, RemoteEnded(job.number, LOST, 0), now_ns)
             case PutJob():
-                writes.ended(core, job, RemoteEnded(job.number, LOST, 0), now_ns)
+                writes.ended(core, tier, job, RemoteEnded(job.number, LOST, 0), now_ns)
             case NoteJob(kind="clear"):
                 epochs.clear_ended(core, tier, job, now_ns, is_done=False)
     for pursuit in list(tier.pursuits):
@@ -86,7 +96,11 @@ def _ended(core: Core, tier: RemoteTier, job: RemoteJob, report: Ending, now_ns:
                 mismatches.tell(core, space, job.node, group, tier="remote", device="remote", mode="fetch")
             reads.ended(core, tier, job, report, now_ns)
         case PutJob(), RemoteEnded():
-            writes.ended(core, job, report, now_ns)
+            writes.ended(core, tier, job, report, now_ns)
+        case AnnounceJob(), RemoteEnded():
+            announcements.told(core, job, report)
+        case ListenJob(), RemoteHeard():
+            announcements.heard(core, tier, job, report)
         case NoteJob(), RemoteNoteRead():
             epochs.note_read(core, tier, job, report, now_ns)
         case NoteJob(), RemoteNoteWritten():

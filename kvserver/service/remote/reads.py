@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from kvserver.index.eviction import REMOTE
 from kvserver.index.space import ABSENT, Space
 from kvserver.remote.chunk_value import Head, WrongValue, decode, encode
+from kvserver.service.remote import announcements
 from kvserver.service.state.core import MILLISECOND_NS, Core
 from kvserver.service.state.remote_tier import FetchJob, ProbeJob, Pursuit, RemoteTier
 from kvserver.tiers.records import NO_PARENT
@@ -35,6 +36,7 @@ def probed(core: Core, tier: RemoteTier, job: ProbeJob, report: RemoteProbed, no
         return
     pursuit.makes_progress(now_ns)
     heads: list[Head] = []
+    fault = ""
     for position in range(len(pursuit.keys)):
         head, fault = _usable(pursuit, position, report)
         if head is None:
@@ -44,6 +46,7 @@ def probed(core: Core, tier: RemoteTier, job: ProbeJob, report: RemoteProbed, no
             break
         heads.append(head)
     core.counters.add("remote_found", len(heads))
+    announcements.probed(core, tier, pursuit, found=len(heads), is_absent=fault == "absent", now_ns=now_ns)
     pursuit.has_heads(heads)
     tier.shorten(pursuit, len(heads))
     each = pursuit.space.geometry.chunk_tokens

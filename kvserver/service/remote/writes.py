@@ -10,6 +10,7 @@ from array import array
 from kvserver.index.eviction import REMOTE
 from kvserver.index.space import Node, Space
 from kvserver.remote.chunk_value import Head, Shard, encode, fragment_bytes_for
+from kvserver.service.remote import announcements
 from kvserver.service.requests import mismatches
 from kvserver.service.state.core import MILLISECOND_NS, Core
 from kvserver.service.state.remote_tier import QUEUE_MAX, PutJob, RemoteTier
@@ -41,7 +42,9 @@ def turn(core: Core, tier: RemoteTier, now_ns: int) -> None:
             tier.queue.move_to_end(node)
             return  # its note is being read, or the store is away
         del tier.queue[node]
-        if epoch is not None and _is_wanted(core, space, node):
+        if epoch is not None and announcements.is_written(tier, space, epoch, node):
+            core.counters.add("remote_existed")
+        elif epoch is not None and _is_wanted(core, space, node):
             _order(core, tier, space, node, epoch=epoch, count=count, now_ns=now_ns)
             puts += 1
         else:
@@ -98,7 +101,15 @@ def _order(core: Core, tier: RemoteTier, space: Space, node: Node, *, epoch: int
         shards=shards,
         fragment_bytes=fragment_bytes_for(shards),
     )
-    job = PutJob(number=core.number("job"), space=space, node=node, group=rows[0].group, bytes=count, began_ns=now_ns)
+    job = PutJob(
+        number=core.number("job"),
+        space=space,
+        epoch=epoch,
+        node=node,
+        group=rows[0].group,
+        bytes=count,
+        began_ns=now_ns,
+    )
     core.chunks.pin(node)
     slots = array("q", [node.slots[part] for part in parts])
     tier.begin(job, PutRemote(job.number, encode(head), slots.tobytes()))
@@ -115,7 +126,7 @@ def _offer_again(node: Node) -> None:
         below += (child for child in at.child_nodes() if child.queued & REMOTE)
 
 
-def ended(core: Core, job: PutJob, report: RemoteEnded, now_ns: int) -> None:
+def ended(core: Core, tier: RemoteTier, job: PutJob, report: RemoteEnded, now_ns: int) -> None:
     """Ends a write. A chunk that was there already needs none."""
     node, digest = job.node, job.space.digest
     match report.fault:
@@ -127,6 +138,8 @@ def ended(core: Core, job: PutJob, report: RemoteEnded, now_ns: int) -> None:
         case fault:
             _offer_again(node)
             core.counters.remote_failed("write", fault)
+    if report.fault in ("", "existed"):
+        announcements.written(tier, job.space, job.epoch, node)
     if report.fault == "digest":
         mismatches.tell(core, job.space, node, job.group, tier="dram", device="remote", mode="put")
     core.chunks.unpin(job.space, node)

@@ -107,6 +107,8 @@ def of_remote(remote: RemoteStatus | None) -> Iterator[str]:
         yield f"the remote store {remote.name} does not answer at {', '.join(remote.nodes_left_alone)}"
     elif remote.namespaces_known < remote.namespaces:
         yield f"the remote store {remote.name} has not told which chunks count, in some namespaces"
+    elif remote.namespaces_heard < remote.namespaces_known:
+        yield f"announcements in the remote store {remote.name} are not read, so it is asked for all that is missing"
     if remote.clears_owed:
         yield f"{remote.clears_owed} clears are not known to the remote store yet: other servers may have those chunks"
 
@@ -149,7 +151,9 @@ def troubles(counters: Counters, tenants: Iterable[TenantStatus]) -> dict[str, i
         "chunks left DRAM unwritten: the write budget was spent": seen.disk_refused["budget"],
     }
     counts["chunks that the remote store did not give or take"] = sum(
-        count for (_, fault), count in seen.remote_failures.items() if fault not in PASSING
+        count
+        for (wanted, fault), count in seen.remote_failures.items()
+        if fault not in PASSING and wanted not in ("announce", "listen")
     )
     counts["prefixes not written whole to the remote store: too many chunks waited"] = seen.remote_dropped
     counts |= {f"slots that tenant {tenant.tenant} wanted and did not get": tenant.refused_slots for tenant in tenants}

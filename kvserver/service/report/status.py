@@ -113,15 +113,20 @@ def _arena(core: Core) -> ArenaStatus:
 
 
 def _remote(tier: RemoteTier, now_ns: int) -> RemoteStatus:
-    known = [epoch.lease.epoch(now_ns / 1e9) is not None for epoch in tier.epochs.values()]
+    epochs = [epoch.lease.epoch(now_ns / 1e9) for epoch in tier.epochs.values()]
+    heard = [
+        epoch is not None and known.announcements.state(epoch, now_ns) != "silent"
+        for epoch, known in zip(epochs, tier.epochs.values(), strict=True)
+    ]
     return RemoteStatus(
         name=tier.remote.name,
         url=tier.remote.url,
         usable=tier.usable,
         problem=tier.state.problem,
         nodes_left_alone=tier.state.nodes_left_alone,
-        namespaces=len(known),
-        namespaces_known=sum(known),
+        namespaces=len(epochs),
+        namespaces_known=len(epochs) - epochs.count(None),
+        namespaces_heard=sum(heard),
         looked_for=len(tier.pursuits),
         queued_chunks=len(tier.queue),
         reading_bytes=tier.fetching_bytes,

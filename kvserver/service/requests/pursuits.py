@@ -5,6 +5,8 @@ and an engine that can wait asks again. One probe tells which of the chunks are 
 parents first, and each is an ordinary chunk of DRAM as soon as its bytes were compared with its digests.
 """
 
+from collections.abc import Iterable
+
 from kvserver.index.space import Node, Space
 from kvserver.service.state.core import MILLISECOND_NS, Core
 from kvserver.service.state.remote_tier import PURSUITS_MAX, WANTED_MAX, ProbeJob, Pursuit, RemoteTier, split
@@ -21,6 +23,9 @@ def coming(core: Core, tier: RemoteTier, session: Session, found: LookupResult, 
         return 0
     key = found.keys[found.held * KEY_BYTES : (found.held + 1) * KEY_BYTES]
     if (space.digest, key) not in tier.wanted:
+        if tier.is_unannounced(space, key, now_ns) and not tier.epochs[space.digest].announcements.try_it():
+            core.counters.add("remote_unannounced")
+            return 0
         _begin(core, tier, session, space, keys=found.keys, held=found.held, now_ns=now_ns)
     pursuit, position = tier.wanted.get((space.digest, key), (None, 0))
     if pursuit is None or now_ns - pursuit.moved_ns >= core.bounds.remote_patience_ms * MILLISECOND_NS:
@@ -37,7 +42,12 @@ def _begin(
     tokens = (len(keys) // KEY_BYTES - held) * space.geometry.chunk_tokens
     if epoch is None or not tier.usable or not space.complete or tokens < tier.remote.tokens_min:
         return
-    if core.operators.drain or len(tier.pursuits) >= PURSUITS_MAX or len(tier.wanted) + len(wanted) > WANTED_MAX:
+    if (
+        tier.is_left_alone
+        or core.operators.drain
+        or len(tier.pursuits) >= PURSUITS_MAX
+        or len(tier.wanted) + len(wanted) > WANTED_MAX
+    ):
         return
     if tier.is_put_aside(space.digest, wanted[0], now_ns) or space.find(wanted[0]) is not None:
         return
@@ -66,7 +76,17 @@ def offer_used(tier: RemoteTier, space: Space, tail: Node) -> None:
         tier.used.append((space, tail))
 
 
-def offer_stored(tier: RemoteTier, space: Space, tail: Node) -> None:
-    """A prefix was stored: its chunks are to be written, if the policy says so."""
-    if tier.remote.write == "through":
-        tier.used.append((space, tail))
+def offer_stored(tier: RemoteTier, space: Space, tail: Node, new: Iterable[Node], now_ns: int) -> None:
+    """A prefix was stored: other servers are told of its new chunks, and they are to be written, if the policy says so.
+    A chunk that any server has stored before is used a second time."""
+    again: Node | None = None
+    epoch = tier.epoch_of(space, now_ns)
+    for node in new if epoch is not None else ():
+        assert epoch is not None
+        if tier.has_stored(space, epoch, node):
+            again = node
+    match tier.remote.write:
+        case "through":
+            tier.used.append((space, tail))
+        case "reuse" if again is not None:
+            tier.used.append((space, again))

@@ -163,7 +163,7 @@ def _copy_group(run: GroupRun, span: Span) -> CopyGroup:
     )
 
 
-def _store_ended(core: Core, job: Job, done: Done) -> None:
+def _store_ended(core: Core, job: Job, done: Done, now_ns: int) -> None:
     """Seals or gives back every part that the job was to write."""
     kept = done.status == "done" and not job.session.ended
     died = job.session.ended or done.code == "mover-lost"
@@ -185,7 +185,8 @@ def _store_ended(core: Core, job: Job, done: Done) -> None:
             core.chunks.give_up(job.walk[position], part, job.number, reason)
     core.chunks.job_ended(job.number)
     if core.remote is not None and kept and job.walk:
-        pursuits.offer_stored(core.remote, job.space, job.walk[-1])
+        nodes = (job.walk[position] for position in sorted(chunks_written))
+        pursuits.offer_stored(core.remote, job.space, job.walk[-1], nodes, now_ns)
     if done.status in ("failed", "invalid"):
         core.counters.add("stores")
         core.counters.add("stores_failed")
@@ -432,7 +433,7 @@ def ended(core: Core, job: Job, done: Done, now_ns: int) -> None:
         took = ("mode", mode), ("ms", (now_ns - job.began_ns) / 1e6), ("copy_ms", done.copy_ns / 1e6)
         core.log(job.kind, *who, ("status", done.status), ("bytes", done.bytes), *_tokens(job), *took, level=level)
     if job.kind == "store":
-        _store_ended(core, job, done)
+        _store_ended(core, job, done, now_ns)
     else:
         _retrieve_ended(core, job, done, now_ns, was_cancelled=was_cancelled)
 

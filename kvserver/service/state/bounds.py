@@ -79,6 +79,10 @@ class Bounds:
     """Chunks of a prompt that have made no progress for so long are not waited for any more."""
     remote_job_ms: int = 60_000
     """The remote mover is killed when an order takes longer. Calls to a store end before, by their own deadlines."""
+    remote_tell_ms: int = 250
+    """Between two batches of announcements of a namespace, if the one before took all that waited."""
+    remote_listen_ms: int = 500
+    """Between two times that the announcements of a namespace are read."""
     recompute_tokens_per_s: int
     """Prefill speed of the engines. A prefix that is slower to read from disk than to compute is not offered. 0: every
     prefix is offered."""

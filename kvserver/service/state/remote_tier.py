@@ -7,8 +7,10 @@ from typing import Literal
 
 from kvserver.config.remotes import Remote
 from kvserver.index.space import Node, Space
+from kvserver.remote.announcement import GONE, STORED, UNKNOWN, WRITTEN, Kind, KnownChunks, mark_of
 from kvserver.remote.chunk_value import Head
 from kvserver.remote.epoch_lease import EpochLease
+from kvserver.service.state.announcements import Announcements
 from kvserver.service.state.clears import Clear
 from kvserver.service.state.movers import Mover
 from kvserver.service.state.outbox import Outbox
@@ -104,6 +106,7 @@ class PutJob:
 
     number: int
     space: Space
+    epoch: int
     node: Node
     group: int
     """The first of its groups, for a log line."""
@@ -127,7 +130,27 @@ class NoteJob:
     began_ns: int
 
 
-RemoteJob = ProbeJob | FetchJob | PutJob | NoteJob
+@dataclass(slots=True, eq=False, kw_only=True)
+class AnnounceJob:
+    """A batch of announcements that is told."""
+
+    number: int
+    digest: bytes
+    chunks: int
+    began_ns: int
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class ListenJob:
+    """Announcements of a namespace that are read."""
+
+    number: int
+    digest: bytes
+    epoch: int
+    began_ns: int
+
+
+RemoteJob = ProbeJob | FetchJob | PutJob | NoteJob | AnnounceJob | ListenJob
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -135,6 +158,7 @@ class NamespaceEpoch:
     """Knowledge of a namespace's epoch, and clears that the store has to learn of."""
 
     lease: EpochLease
+    announcements: Announcements = field(default_factory=Announcements)
     has_job: bool = False
     """A note of it is being read or written."""
     owes_clear: bool = False
@@ -192,6 +216,8 @@ class RemoteTier:
         """The state of the store, as the mover told it last."""
         self.epochs: dict[bytes, NamespaceEpoch] = {}
         """Namespace -> what is known of its epoch."""
+        self.known = KnownChunks()
+        """What servers have told of chunks, of all namespaces and epochs."""
         self.pursuits: OrderedDict[Pursuit, None] = OrderedDict()
         self.wanted: dict[tuple[bytes, bytes], tuple[Pursuit, int]] = {}
         """(namespace, key) -> the pursuit that looks for it, and its position there."""
@@ -214,12 +240,19 @@ class RemoteTier:
     def mover_ended(self, start_at_ns: int) -> None:
         """It has been reaped. start_at_ns: when the next one is started."""
         self.mover, self.start_at_ns = None, start_at_ns
+        for known in self.epochs.values():
+            known.announcements.mover_ended()
         self.state = RemoteIs("", [])
 
     @property
     def usable(self) -> bool:
         """The mover takes orders, and the store is open."""
         return self.mover is not None and self.mover.state == "ready" and not self.state.problem
+
+    @property
+    def is_left_alone(self) -> bool:
+        """Its only node does not answer, so nothing is to be looked for."""
+        return bool(self.state.nodes_left_alone) and self.remote.cluster != "yes"
 
     @property
     def ready(self) -> bool:
@@ -258,6 +291,10 @@ class RemoteTier:
                 self.putting_bytes -= job.bytes
             case NoteJob() if job.digest in self.epochs:
                 self.epochs[job.digest].job_ends()
+            case AnnounceJob() if job.digest in self.epochs:
+                self.epochs[job.digest].announcements.tell_ends()
+            case ListenJob() if job.digest in self.epochs:
+                self.epochs[job.digest].announcements.listen_ends()
 
     # ---------------------------------------------------------------- epochs
 
@@ -274,6 +311,32 @@ class RemoteTier:
         """The epoch whose chunks may be used now; None if none may be."""
         known = self.epochs.get(space.digest)
         return None if known is None or known.owes_clear else known.lease.epoch(now_ns / 1e9)
+
+    def mark(self, space: Space, epoch: int, key: bytes) -> int:
+        """What announcements call a chunk."""
+        return mark_of(space.digest, epoch, key)
+
+    def tell(self, space: Space, mark: int, kind: Kind) -> None:
+        """This has become known of a chunk, and other servers are to be told."""
+        self.known.note(mark, kind)
+        if self.remote.write != "never" and (known := self.epochs.get(space.digest)) is not None:
+            known.announcements.tell(mark, kind)
+
+    def has_stored(self, space: Space, epoch: int, node: Node) -> bool:
+        """A chunk was stored here, and others are told. Returns whether any server has stored it before, and nobody has
+        told that it is in the store."""
+        mark = self.mark(space, epoch, node.key)
+        kind = self.known.kind(mark)
+        if kind == UNKNOWN:
+            self.tell(space, mark, STORED)
+        return kind in (STORED, GONE)
+
+    def is_unannounced(self, space: Space, key: bytes, now_ns: int) -> bool:
+        """Nobody has told that the store has a chunk, and whoever has written one would have."""
+        epoch = self.epoch_of(space, now_ns)
+        if epoch is None or self.epochs[space.digest].announcements.state(epoch, now_ns) != "heard":
+            return False
+        return self.known.kind(self.mark(space, epoch, key)) != WRITTEN
 
     def owe_clear(self, digest: bytes, clear: Clear | None, fresh: Callable[[], int]) -> None:
         """A namespace was cleared here: the store is to get a new epoch, and whoever waits in `clear` is told then."""

@@ -61,9 +61,12 @@ Count = Literal[
     "remote_dropped",
     "remote_existed",
     "remote_found",
+    "remote_heard",
     "remote_probed",
     "remote_read_bytes",
     "remote_reads",
+    "remote_told",
+    "remote_unannounced",
     "remote_writes",
     "remote_written_bytes",
     "replies_dropped",
@@ -76,6 +79,8 @@ Count = Literal[
 ]
 """The plain counts of Counters, to which add() adds."""
 
+RemoteWanted = Literal["probe", "read", "write", "announce", "listen"]
+"""What a remote store was asked for."""
 LOOKUP_SECONDS = (10e-6, 20e-6, 40e-6, 80e-6, 160e-6, 320e-6, 640e-6, 1.28e-3, 2.56e-3, 5.12e-3, 20e-3, 100e-3)
 JOB_SECONDS = (0.5e-3, 1e-3, 2e-3, 4e-3, 8e-3, 16e-3, 32e-3, 64e-3, 128e-3, 256e-3, 0.5, 1.0, 2.0, 5.0, 20.0, 60.0)
 JOB_BYTES_PER_S = (1e6, 1e7, 3e7, 1e8, 2e8, 5e8, 1e9, 2e9, 4e9, 8e9, 16e9, 32e9, 64e9, 128e9, 256e9)
@@ -152,9 +157,12 @@ class Counters:
         "remote_existed",
         "remote_failures",
         "remote_found",
+        "remote_heard",
         "remote_probed",
         "remote_read_bytes",
         "remote_reads",
+        "remote_told",
+        "remote_unannounced",
         "remote_writes",
         "remote_written_bytes",
         "replies_dropped",
@@ -258,10 +266,15 @@ class Counters:
         """The same for chunks written there."""
         self.remote_existed = 0
         """Writes that were not needed: another server had written the chunk."""
+        self.remote_unannounced = 0
+        """Lookups for which the remote store was not asked, because nobody had told of their next chunk."""
+        self.remote_told = self.remote_heard = 0
+        """Announcements of this server, and all that it has read, its own among them."""
         self.remote_dropped = 0
         """Times that a prefix was not written whole, because too many chunks waited."""
         self.remote_failures: dict[tuple[str, str], int] = {}
-        """Chunks that could not be asked for, read or written, by (probe, read or write; fault)."""
+        """Chunks that could not be asked for, read or written, and calls for announcements, by (probe, read, write,
+        announce or listen; fault)."""
         self.sessions_opened = 0
         self.sessions_closed = 0
         self.jobs = dict.fromkeys(JOB_ENDS, 0)
@@ -335,8 +348,8 @@ class Counters:
         where = tier, device, mode
         self.digest_mismatches[where] = self.digest_mismatches.get(where, 0) + number
 
-    def remote_failed(self, what: Literal["probe", "read", "write"], fault: str) -> None:
-        """Counts a chunk that the remote store did not give or take."""
+    def remote_failed(self, what: RemoteWanted, fault: str) -> None:
+        """Counts a chunk that the remote store did not give or take, or a call for announcements."""
         self.remote_failures[what, fault] = self.remote_failures.get((what, fault), 0) + 1
 
     def scrubbed(self, tier: Literal["dram", "disk"], count: int) -> None:

@@ -107,6 +107,7 @@ def test_a_remote_store_has_gauges_only_where_there_is_one() -> None:
         nodes_left_alone=["a:1", "b:2"],
         namespaces=5,
         namespaces_known=4,
+        namespaces_heard=3,
         looked_for=1,
         queued_chunks=7,
         reading_bytes=0,
@@ -116,7 +117,8 @@ def test_a_remote_store_has_gauges_only_where_there_is_one() -> None:
     )
     seen = samples(a_count(), msgspec.structs.replace(a_status(), remote=remote))
     assert {name: seen[f"kvserver_remote_{name}"] for name in gauges} == gauges
-    assert (seen["kvserver_remote_namespaces[used]"], seen["kvserver_remote_namespaces[known]"]) == (5, 4)
+    states = {state: seen[f"kvserver_remote_namespaces[{state}]"] for state in ("used", "known", "heard")}
+    assert states == {"used": 5, "known": 4, "heard": 3}
     assert not {f"kvserver_remote_{name}" for name in gauges} & samples(a_count()).keys()
 
 

@@ -265,6 +265,7 @@ FLEET = RemoteStatus(
     nodes_left_alone=["10.0.0.8:6379"],
     namespaces=5,
     namespaces_known=3,
+    namespaces_heard=3,
     looked_for=2,
     queued_chunks=1007,
     reading_bytes=3 << 20,
@@ -295,6 +296,7 @@ def test_status_prints_what_the_server_says_of_its_store(monkeypatch: pytest.Mon
         "now       2 prompts are looked for, 3MiB being read, 5MiB being written, 1,007 chunks wait to be written"
     ) in lines
     assert "notes     3 of 5 namespaces in use are known" in lines
+    assert "told      3 of 5 namespaces have announcements that are read" in lines
     assert "clears    4 are not known to the store yet" in lines
     assert "reads     1.5 GB/s as measured" in lines
     assert [line for line in lines if line.startswith("fact")] == [

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -13,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvserver.brain.http.metrics import render
 from kvserver.config.remotes import parse
 from kvserver.service.report.problems import PASSING
+from kvserver.service.telling.counters import RemoteWanted
 from kvserver.service.telling.reuse import WINDOWS_HOURS
 from tests.rigs.disk_rig import DiskRig
 
@@ -27,8 +29,9 @@ COLUMNS = 24
 def shown() -> dict[str, dict[str, set[str]]]:
     """Sample name -> label -> values, as a scrape of a server with a disk and a remote store has them."""
     rig = DiskRig(remote=parse("fleet=file:///mnt/kv")[0])
-    for fault in ("remote-full", *PASSING):
-        rig.service.counters.remote_failed("write", fault)
+    for wanted in get_args(RemoteWanted):
+        for fault in ("remote-full", *PASSING):
+            rig.service.counters.remote_failed(wanted, fault)
     text = render(rig.service.status(rig.now_ns), rig.service.counters, 0.0).decode()
     ratios = "kvserver_infinite_cache_hit_ratio", "kvserver_held_ratio"
     found: dict[str, dict[str, set[str]]] = {name: {"window": set(WINDOWS_HOURS)} for name in ratios}

@@ -8,9 +8,19 @@ from pathlib import Path
 import pytest
 
 from kvserver.movers.remote_checks import digest_of
-from kvserver.movers.remote_engine import Ended, Fetch, Job, Probe, Put, RemoteEngine
+from kvserver.movers.remote_engine import (
+    Announce,
+    Ended,
+    Fetch,
+    Job,
+    Listen,
+    Probe,
+    Put,
+    ReadNote,
+    RemoteEngine,
+)
 from kvserver.remote.breaker import FAILURES_MAX
-from kvserver.remote.chunk_value import ChunkName, Head, Shard, encode
+from kvserver.remote.chunk_value import ChunkName, Head, NamespaceName, Shard, encode
 from kvserver.remote.directory import DirectoryStore
 from kvserver.remote.store import Store, StoreError
 from kvserver.remote.valkey import Settings, ValkeyStore
@@ -51,6 +61,11 @@ class Watched(DirectoryStore):
     def write(self, name: ChunkName, head: Head, sources: Sequence[memoryview]) -> bool:
         self._call("write", name)
         return super().write(name, head, sources)
+
+    def announce(self, of: NamespaceName, epoch: int, batch: bytes) -> None:
+        self.begun.append("announce")
+        assert self.gate.wait(30)
+        super().announce(of, epoch, batch)
 
     def _call(self, what: str, name: ChunkName) -> None:
         self.begun.append(what)
@@ -180,6 +195,20 @@ def test_writes_never_keep_all_threads_from_loads(scene: Scene) -> None:
     until("the load to begin", lambda: "read" in scene.store.begun)
     scene.store.gate.set()
     assert {scene.end_of(job).fault for job in (load, *writes)} == {""}
+
+
+def test_announcements_that_hang_keep_neither_notes_nor_probes_from_being_served(scene: Scene) -> None:
+    name = name_of(3)
+    scene.store.gate.clear()
+    told = scene.begin(lambda job: Announce(job, name.of, name.epoch, b"8 bytes."))
+    heard = scene.begin(lambda job: Listen(job, name.of, name.epoch))
+    until("the announcement has begun", lambda: "announce" in scene.store.begun)
+    assert scene.run(lambda job: ReadNote(job, name.of)).fault == ""
+    assert scene.run(lambda job: Probe(job, (name,), 3)).heads == (None,)
+    assert not {told, heard} & scene.ends.keys()
+    scene.store.gate.set()
+    assert scene.end_of(told).fault == ""
+    assert (scene.end_of(heard).marks, scene.end_of(heard).is_all) == (b"8 bytes.", True)
 
 
 def test_more_jobs_than_the_bound_are_not_taken_and_all_that_were_taken_end(scene: Scene) -> None:

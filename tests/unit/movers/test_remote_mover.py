@@ -14,21 +14,26 @@ from kvserver.config.remotes import Remote, parse
 from kvserver.errors import ConfigError
 from kvserver.ipc.fd_sockets import Receiver, pair, send
 from kvserver.movers.remote_checks import digest_of
+from kvserver.movers.remote_engine import LISTENED_BYTES_MAX
 from kvserver.movers.remote_mover import HEADS_BYTES_MAX, LEFT_OUT, RemoteMover
 from kvserver.movers.remote_store import check, open_store
+from kvserver.remote.announcement import pack
 from kvserver.remote.chunk_value import Head, NamespaceName, Shard, decode, encode, head_bytes
 from kvserver.remote.store import Store
 from kvserver.transfer.native import digest_sum
 from kvserver.wire.orders import (
     ORDER_BYTES_MAX,
+    AnnounceRemote,
     Cancel,
     FetchRemote,
+    ListenRemote,
     Order,
     ProbeRemote,
     PutRemote,
     ReadRemoteNote,
     Ready,
     RemoteEnded,
+    RemoteHeard,
     RemoteIs,
     RemoteNoteRead,
     RemoteNoteWritten,
@@ -198,6 +203,32 @@ def test_notes_are_read_made_once_and_replaced(remote: Remote) -> None:
         replaced = WriteRemoteNote(5, namespace, 9, b"", replaces=True)
         assert other.order(replaced) == RemoteNoteWritten(5, "", is_first=True)
         assert one.order(ReadRemoteNote(6, namespace)) == RemoteNoteRead(6, "", "here", 9, b"")
+
+
+def test_what_one_mover_announces_another_hears_once_and_one_that_comes_later_hears_all(remote: Remote) -> None:
+    marks = pack([4 * number | 1 for number in range(1, 3001)])
+
+    def heard(door: Door) -> tuple[bytes, list[int]]:
+        """All that is told, and the bytes of each report."""
+        found, sizes = b"", []
+        while True:
+            report = door.order(ListenRemote(5, NAMESPACE.namespace, EPOCH))
+            assert isinstance(report, RemoteHeard)
+            assert report.fault == ""
+            found += report.marks
+            sizes.append(len(report.marks))
+            if report.is_all:
+                return found, sizes
+
+    with Door(remote) as one, Door(remote) as other:
+        assert heard(other) == (b"", [0])
+        assert fault_of(one.order(AnnounceRemote(7, NAMESPACE.namespace, EPOCH, marks))) == ""
+        found, sizes = heard(other)
+        assert found == marks
+        assert max(sizes) <= LISTENED_BYTES_MAX
+        assert heard(other)[0] == b""
+        with Door(remote) as later:
+            assert heard(later)[0] == marks
 
 
 def test_a_probe_leaves_out_what_does_not_fit_into_a_report(remote: Remote) -> None:

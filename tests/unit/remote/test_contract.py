@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from kvserver.remote.announcement import pack, unpack
 from kvserver.remote.chunk_value import encode
 from kvserver.remote.store import Gone, Listed, Store
 from tests.rigs.remote_chunks import NAMESPACE, head_of, name_of, payloads_of, targets_of
@@ -238,3 +239,66 @@ def test_a_look_at_a_head_needs_no_fragments(store: Store) -> None:
     store.write(name, head, payloads_of(head))
     assert store.look(name) == head
     assert store.look(name_of(4, epoch=5)) is None
+
+
+def told_to(reader: Store, after: object = None, *, epoch: int = 5) -> tuple[list[int], object]:
+    """All marks behind a place, and the place behind them."""
+    marks: list[int] = []
+    while True:
+        found = reader.announced(name_of(1).of, epoch, after)
+        marks += unpack(found.batch)
+        after = found.cursor
+        if found.is_all:
+            return marks, after
+
+
+def test_what_servers_announce_each_of_them_reads_once_in_the_order_of_its_writer(opener: Opener) -> None:
+    one, other, reader, of = opener(), opener(), opener(), name_of(1).of
+    assert told_to(reader) == ([], told_to(reader)[1]), "nothing was announced yet"
+    one.announce(of, 5, pack([8, 13]))
+    marks, place = told_to(reader)
+    assert marks == [8, 13]
+    other.announce(of, 5, pack([22]))
+    one.announce(of, 5, pack([31, 8]))
+    marks, place = told_to(reader, place)
+    assert sorted(marks) == [8, 22, 31]
+    assert marks.index(31) < marks.index(8)
+    assert told_to(reader, place)[0] == []
+    assert sorted(told_to(other)[0]) == [8, 8, 13, 22, 31], "who comes later reads all, and a server its own"
+
+
+def test_announcements_of_namespaces_and_epochs_are_apart(store: Store) -> None:
+    mine, other = name_of(1).of, name_of(2).of._replace(namespace=b"o" * 32)
+    store.announce(mine, 5, pack([8]))
+    store.announce(mine, 6, pack([12]))
+    store.announce(other, 5, pack([16]))
+    assert told_to(store)[0] == [8]
+    assert told_to(store, epoch=6)[0] == [12]
+    assert list(unpack(store.announced(other, 5, None).batch)) == [16]
+
+
+def test_announcements_are_read_to_their_end_however_many_there_are(opener: Opener) -> None:
+    one, reader, of = opener(), opener(), name_of(1).of
+    marks = [4 * number for number in range(1, 200_001)]
+    for at in range(0, len(marks), 50_000):
+        one.announce(of, 5, pack(marks[at : at + 50_000]))
+    for number in range(600):
+        one.announce(of, 5, pack([4 * number]))
+    found, _ = told_to(reader)
+    assert found == [*marks, *(4 * number for number in range(600))]
+
+
+def test_announcements_that_were_dropped_are_not_read_and_those_of_other_epochs_are(store: Store) -> None:
+    for epoch in (5, 6):
+        store.announce(name_of(1).of, epoch, pack([8]))
+    store.drop_announced(name_of(1).of, 5)
+    store.drop_announced(name_of(1).of, 7)
+    assert (told_to(store)[0], told_to(store, epoch=6)[0]) == ([], [8])
+
+
+def test_announcements_are_neither_chunks_nor_notes(store: Store) -> None:
+    name = name_of(1)
+    store.announce(name.of, name.epoch, pack([8]))
+    assert [one for some in store.values(name.of) for one in some] == []
+    assert [one for some in store.namespaces(name.of.tenant) for one in some] == []
+    assert store.notes([name.of]) == [None]

@@ -4,12 +4,15 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from kvserver.remote.announcement import pack, unpack
 from kvserver.remote.chunk_value import Head, WrongValue, encode
-from kvserver.remote.directory import UNFINISHED, UNFINISHED_S_MAX, DirectoryStore
+from kvserver.remote.directory import ANNOUNCED, UNFINISHED, UNFINISHED_S_MAX, DirectoryStore
+from kvserver.remote.directory_log import FILE_BYTES_MAX, FILES_MAX, OTHER_EPOCH_S_MAX
 from kvserver.remote.store import Gone, StoreError
 from tests.rigs.full_disk import mounted
 from tests.rigs.remote_chunks import NAMESPACE, head_of, name_of, payloads_of, targets_of
@@ -227,3 +230,66 @@ def test_foreign_files_are_left_out_of_a_list(tmp_path: Path) -> None:
     assert [value.key for some in store.values(NAMESPACE) for value in some] == [name_of(1).key]
     (tmp_path / "kv1" / "-" / "foreign").mkdir()
     assert [name for some in store.namespaces("-") for name in some] == []
+
+
+def announcements(root: Path) -> list[Path]:
+    return [path for path in files(root) if path.parent.name == ANNOUNCED]
+
+
+def test_a_full_file_of_announcements_is_followed_by_another_and_old_ones_go(tmp_path: Path) -> None:
+    store, full = DirectoryStore(str(tmp_path)), pack([8] * (FILE_BYTES_MAX // 8))
+    for number, expected in enumerate([1, 1, *range(2, FILES_MAX + 1), FILES_MAX, FILES_MAX]):
+        store.announce(NAMESPACE, 5, full if number else full[8:])
+        assert len(announcements(tmp_path)) == expected
+
+
+def test_announcements_of_another_epoch_go_when_nobody_has_written_to_them_for_a_day(tmp_path: Path) -> None:
+    for epoch in (5, 6):
+        DirectoryStore(str(tmp_path)).announce(NAMESPACE, epoch, pack([8]))
+    (old,) = (path for path in announcements(tmp_path) if path.name.startswith(f"{5:016x}"))
+    begun_s = old.stat().st_mtime
+    os.utime(old, (begun_s, begun_s - OTHER_EPOCH_S_MAX - 100))
+    DirectoryStore(str(tmp_path)).announce(NAMESPACE, 7, pack([8]))
+    assert [path.name[:16] for path in announcements(tmp_path)] == [f"{epoch:016x}" for epoch in (6, 7)]
+
+
+def test_a_file_of_announcements_that_was_removed_begins_anew_and_is_read_from_its_begin(tmp_path: Path) -> None:
+    store, reader = DirectoryStore(str(tmp_path)), DirectoryStore(str(tmp_path))
+    store.announce(NAMESPACE, 5, pack([8, 12, 16]))
+    place = reader.announced(NAMESPACE, 5, None).cursor
+    (mine,) = announcements(tmp_path)
+    mine.unlink()
+    store.announce(NAMESPACE, 5, pack([20]))
+    told: list[int] = []
+    for _ in range(2):
+        found = reader.announced(NAMESPACE, 5, place)
+        told, place = [*told, *unpack(found.batch)], found.cursor
+    assert told == [20]
+
+
+def test_a_batch_that_did_not_fit_is_an_error_or_cut_and_those_behind_it_are_read_whole(tmp_path: Path) -> None:
+    with mounted("tmpfs", tmp_path, 1 << 20) as root:
+        store, reader = DirectoryStore(str(root)), DirectoryStore(str(root))
+        store.announce(NAMESPACE, 5, pack([8]))
+        filler = root / "filler"
+        with suppress(OSError), filler.open("wb", buffering=0) as rest:
+            while rest.write(bytes(1000)):
+                pass
+        store.announce(NAMESPACE, 5, pack([12] * 5001))
+        with pytest.raises(StoreError, match="remote-full"):
+            store.announce(NAMESPACE, 5, pack([12] * 5001))
+        filler.unlink()
+        store.announce(NAMESPACE, 5, pack([16, 20]))
+        told = set(unpack(reader.announced(NAMESPACE, 5, None).batch))
+        assert {8, 16, 20} <= told <= {8, 12, 16, 20}
+
+
+def test_foreign_files_among_announcements_are_no_error_and_no_pipe_keeps_a_reader_waiting(tmp_path: Path) -> None:
+    store = DirectoryStore(str(tmp_path))
+    store.announce(NAMESPACE, 5, pack([8]))
+    (mine,) = announcements(tmp_path)
+    os.mkfifo(mine.with_name(f"{5:016x}.pipe"))
+    mine.with_name(f"{5:016x}.folder").mkdir()
+    mine.with_name(f"{5:016x}.link").symlink_to(mine)
+    mine.with_name(f"{5:016x}.odd").write_bytes(b"cut")
+    assert list(unpack(store.announced(NAMESPACE, 5, None).batch)) == [8]

@@ -8,6 +8,7 @@ import pytest
 from glide_sync import GlideClient, GlideClientConfiguration, NodeAddress
 
 from kvserver.errors import DeviceError
+from kvserver.remote.announcement import pack
 from kvserver.remote.chunk_value import Head, WrongValue, encode, fragments_of
 from kvserver.remote.secrets import SecretSource
 from kvserver.remote.store import Gone, Store, StoreError
@@ -24,6 +25,8 @@ SHARDS = 3
 PASSWORD = "k3ep-this-t0-yourself"
 HASTY = {"probe_s": 0.2, "bulk_s": 0.4, "note_s": 0.3, "connect_s": 0.5}
 """Deadlines to be passed by a server that does not answer."""
+LOG = ":".join((*NAMESPACE.pieces(), f"{5:016x}", "log"))
+"""The announcements of epoch 5."""
 AWAY = {"remote-slow", "remote-down"}
 """Codes for a node that does not answer: nobody can tell whether it is dead."""
 
@@ -137,12 +140,13 @@ def test_an_answer_of_another_shape_is_an_error_of_the_store_and_ends_its_connec
         return answer
 
     with monkeypatch.context() as damaged:
-        for command in ("exec", "get", "mget", "getrange", "info"):
+        for command in ("exec", "get", "mget", "getrange", "info", "xrange"):
             damaged.setattr(GlideClient, command, wrong)
         for call in (
             lambda: store.heads([name_of(1), name_of(2)], SHARDS),
             lambda: store.touch(name_of(1), head),
             lambda: store.notes([NAMESPACE, NAMESPACE]),
+            lambda: store.announce(NAMESPACE, 5, pack([8])),
         ):
             with pytest.raises(StoreError) as problem:
                 call()
@@ -151,6 +155,48 @@ def test_an_answer_of_another_shape_is_an_error_of_the_store_and_ends_its_connec
             store.read(name_of(1), head, targets_of(head))
     assert len(set(asked)) == len(asked)
     assert every_call(store, head)[:2] == ["", ""]
+
+
+@pytest.mark.parametrize("answer", [7, b"x", [], {b"5-1": 7}, {b"no id": [[b"m", b"8 bytes."]]}, {7: []}], ids=repr)
+def test_announcements_of_another_shape_are_an_error_and_the_place_stays(
+    server: ValkeyServer, answer: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(server)
+    store.announce(NAMESPACE, 5, pack([8]))
+    with monkeypatch.context() as damaged:
+        damaged.setattr(GlideClient, "xrange", lambda *_: answer)
+        with pytest.raises(StoreError, match="remote-down"):
+            store.announced(NAMESPACE, 5, None)
+    assert store.announced(NAMESPACE, 5, None).batch == pack([8])
+
+
+def test_foreign_entries_among_announcements_are_passed_over(server: ValkeyServer) -> None:
+    store = opened(server)
+    store.announce(NAMESPACE, 5, pack([8]))
+    server.ask("XADD", LOG, "*", "m", "cut")
+    server.ask("XADD", LOG, "*", "other", "8 bytes.")
+    store.announce(NAMESPACE, 5, pack([12]))
+    found = store.announced(NAMESPACE, 5, None)
+    assert found.batch == pack([8, 12])
+    assert store.announced(NAMESPACE, 5, found.cursor).batch == b""
+
+
+def test_a_foreign_value_in_place_of_announcements_is_an_error_of_their_own(server: ValkeyServer) -> None:
+    store = opened(server)
+    store.announce(NAMESPACE, 5, pack([8]))
+    server.ask("SET", LOG, "theirs")
+    for call in (lambda: store.announce(NAMESPACE, 5, pack([12])), lambda: store.announced(NAMESPACE, 5, None)):
+        with pytest.raises(StoreError, match="remote-refused"):
+            call()
+    assert written(store, 1) is not None
+
+
+def test_announcements_end_with_the_time_to_live_after_the_last_of_them(server: ValkeyServer) -> None:
+    store = opened(server, ttl_s=1000)
+    store.announce(NAMESPACE, 5, pack([8]))
+    server.ask("EXPIRE", LOG, "7")
+    store.announce(NAMESPACE, 5, pack([12]))
+    assert 7 < int(server.ask("TTL", LOG).strip(":\r\n")) <= 1000
 
 
 def test_a_server_that_comes_later_is_used_then(server: ValkeyServer) -> None:

@@ -17,6 +17,7 @@ FINE = RemoteStatus(
     usable=True,
     namespaces=3,
     namespaces_known=3,
+    namespaces_heard=3,
     looked_for=0,
     queued_chunks=0,
     reading_bytes=0,
@@ -33,6 +34,10 @@ FINE = RemoteStatus(
         ({"usable": False}, "the remote store fleet is not used: its mover does not run"),
         ({"nodes_left_alone": ["a:1", "b:2"]}, "the remote store fleet does not answer at a:1, b:2"),
         ({"namespaces_known": 2}, "the remote store fleet has not told which chunks count, in some namespaces"),
+        (
+            {"namespaces_heard": 2},
+            "announcements in the remote store fleet are not read, so it is asked for all that is missing",
+        ),
         ({"clears_owed": 5}, "5 clears are not known to the remote store yet: other servers may have those chunks"),
     ],
 )

@@ -182,13 +182,14 @@ LARGE = 1024 * 64
 
 @pytest.mark.parametrize(
     ("write", "store_chunks", "expected"),
-    [("none", 0, (2, 0, 0)), ("through", 0, (6, 4, 2)), ("reuse", 0, (4, 2, 2)), ("through", 1, (2, 0, 6))],
+    [("none", 0, (2, 0, 0)), ("through", 0, (6, 4, 2)), ("reuse", 0, (4, 2, 2)), ("through", 1, (3, 1, 4))],
 )
 def test_machines_hit_what_others_have_written_to_the_store(
     tmp_path: Path, write: str, store_chunks: int, expected: tuple[int, int, int]
 ) -> None:
-    """The same two chunks, at the second machine twice. A store of one chunk never has both, so each machine writes
-    them. expected: chunks that were hit, read from the store, and written to it."""
+    """The same two chunks, at the second machine twice. A store of one chunk has lost the first when the second machine
+    looks for it, which writes it again, and the third finds it there. expected: chunks that were hit, read from the
+    store, and written to it."""
     trace = key_log(tmp_path, *({"keys": ["a", "b"], "worker": worker} for worker in (0, 1, 1, 2)))
     sizing = sized(trace, 1 << 20, **ACROSS, remote_write=write, remote_bytes=store_chunks * LARGE)
     (size,) = sizing.sizes
@@ -196,6 +197,14 @@ def test_machines_hit_what_others_have_written_to_the_store(
     assert chunks == expected
     assert size.hbm_tokens + size.server_tokens + size.computed_tokens == sizing.prompt_tokens
     assert ("from store" in render(sizing)) == (write != "none")
+
+
+def test_what_two_machines_have_stored_the_second_has_written_and_a_third_reads(tmp_path: Path) -> None:
+    """With `reuse`, although no machine uses anything twice."""
+    trace = key_log(tmp_path, *({"keys": ["a", "b"], "worker": worker} for worker in (0, 1, 2)))
+    (size,) = sized(trace, 1 << 20, **ACROSS, remote_write="reuse").sizes
+    assert size.server_tokens == size.remote_tokens == 2 * 1024
+    assert size.remote_written_bytes == 2 * LARGE
 
 
 def test_a_store_drops_what_was_used_longest_ago_and_a_look_is_a_use(tmp_path: Path) -> None:

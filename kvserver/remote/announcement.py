@@ -1,0 +1,76 @@
+"""Announcements: what servers tell one another of chunks in a store (docs/remote-format.md).
+
+A server that has stored a chunk, written it to the store or found it gone appends a mark of it to the announcements of
+its namespace. Marks are hints. A wrong or lost one costs a probe or a hit, never a byte: a chunk is read only after the
+store has given its head.
+"""
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Literal
+
+Kind = Literal[0, 1, 2, 3]
+UNKNOWN: Kind = 0
+STORED: Kind = 1
+"""A server has computed it and holds it, or did."""
+WRITTEN: Kind = 2
+"""It is in the store."""
+GONE: Kind = 3
+"""It was in the store, and is not there any more."""
+MARK_BYTES = 8
+KIND_BITS = 3
+KNOWN_MAX = 1 << 20
+"""Chunks of which a server knows what was told last: 8 MiB."""
+WAYS = 4
+"""Places in which a chunk may lie."""
+
+
+def mark_of(namespace: bytes, epoch: int, key: bytes) -> int:
+    """64 bits that stand for a chunk; the lowest two are 0 and make room for a kind."""
+    told = namespace + epoch.to_bytes(8, "little") + key
+    return int.from_bytes(blake2b(told, digest_size=MARK_BYTES).digest(), "little") & ~KIND_BITS
+
+
+def pack(marks: Sequence[int]) -> bytes:
+    """A batch: marks with their kinds, 8 bytes each, little-endian, the oldest first."""
+    return array("Q", marks).tobytes()
+
+
+def unpack(batch: bytes) -> Sequence[int]:
+    """The marks of a batch. What does not make a whole mark at its end is left out."""
+    return array("Q", batch[: len(batch) // MARK_BYTES * MARK_BYTES])
+
+
+class KnownChunks:
+    """What was told last of each chunk. Its size is fixed: a new chunk takes the place of another one when all places
+    in which it may lie are taken."""
+
+    def __init__(self, most: int = KNOWN_MAX) -> None:
+        """most: chunks, a power of two."""
+        assert most >= WAYS, "there is a bucket"
+        assert most & (most - 1) == 0, "a power of two"
+        self._marks = array("Q", bytes(MARK_BYTES * most))
+        self._last_bucket = most // WAYS - 1
+
+    def note(self, mark: int, kind: int) -> None:
+        """kind: was told of the chunk now."""
+        first = self._first(mark)
+        free = first + (mark >> 60) % WAYS
+        for at in range(first, first + WAYS):
+            there = self._marks[at]
+            if there & ~KIND_BITS == mark or not there:
+                free = at
+                break
+        self._marks[free] = mark | kind
+
+    def kind(self, mark: int) -> int:
+        """What was told last of the chunk."""
+        first = self._first(mark)
+        for there in self._marks[first : first + WAYS]:
+            if there & ~KIND_BITS == mark:
+                return there & KIND_BITS
+        return UNKNOWN
+
+    def _first(self, mark: int) -> int:
+        return (mark >> 2 & self._last_bucket) * WAYS

@@ -1,0 +1,55 @@
+"""What a server remembers of announcements."""
+
+import random
+
+from kvserver.remote.announcement import GONE, MARK_BYTES, STORED, UNKNOWN, WRITTEN, KnownChunks, mark_of, pack, unpack
+
+NAMESPACE, EPOCH = b"n" * 32, 77
+
+
+def mark(number: int) -> int:
+    return mark_of(NAMESPACE, EPOCH, number.to_bytes(32, "little"))
+
+
+def test_what_was_told_last_of_a_chunk_counts() -> None:
+    known = KnownChunks(16)
+    assert known.kind(mark(1)) == UNKNOWN
+    for kind in (STORED, WRITTEN, GONE, WRITTEN):
+        known.note(mark(1), kind)
+        assert known.kind(mark(1)) == kind
+    assert known.kind(mark(2)) == UNKNOWN
+
+
+def test_a_full_table_forgets_chunks_and_never_takes_one_for_another() -> None:
+    known, told = KnownChunks(64), {}
+    chance = random.Random(3)
+    for number in range(1000):
+        told[number] = chance.choice((STORED, WRITTEN, GONE))
+        known.note(mark(number), told[number])
+        assert known.kind(mark(number)) == told[number]
+    kept = [number for number in told if known.kind(mark(number)) != UNKNOWN]
+    assert 0 < len(kept) <= 64
+    assert all(known.kind(mark(number)) == told[number] for number in kept)
+
+
+def test_a_table_that_is_half_full_has_nearly_all_of_them() -> None:
+    known = KnownChunks(1 << 12)
+    for number in range(1 << 11):
+        known.note(mark(number), WRITTEN)
+    kept = sum(known.kind(mark(number)) == WRITTEN for number in range(1 << 11))
+    assert kept > 0.93 * (1 << 11)
+
+
+def test_marks_differ_by_namespace_epoch_and_key() -> None:
+    names = [(NAMESPACE, 1, b"k" * 32), (NAMESPACE, 2, b"k" * 32), (NAMESPACE, 1, b"l" * 32), (b"m" * 32, 1, b"k" * 32)]
+    marks = [mark_of(*name) for name in names]
+    assert len(set(marks)) == len(names)
+    assert all(one & 3 == 0 for one in marks)
+
+
+def test_a_batch_that_was_cut_loses_its_last_mark_alone() -> None:
+    batch = pack([mark(1) | STORED, mark(2) | WRITTEN])
+    assert len(batch) == 2 * MARK_BYTES
+    assert list(unpack(batch)) == [mark(1) | STORED, mark(2) | WRITTEN]
+    assert list(unpack(batch[:-3])) == [mark(1) | STORED]
+    assert list(unpack(b"")) == []
