@@ -6,10 +6,11 @@ from tests.drill.copies import Copy, noticed_by
 from tests.drill.service import REQUESTS, SERVICE, STATE
 
 REMOTE = f"{SERVICE}/remote"
+ANNOUNCEMENTS = f"{REMOTE}/announcements.py"
 READS, EPOCHS, WRITES = f"{REMOTE}/reads.py", f"{REMOTE}/epochs.py", f"{REMOTE}/writes.py"
 OWN_TESTS = (
     *("tests/unit/service/test_remote_reads.py", "tests/unit/service/test_remote_epochs.py"),
-    "tests/unit/service/test_remote_writes.py",
+    *("tests/unit/service/test_remote_writes.py", "tests/unit/service/test_remote_announcements.py"),
     *("tests/unit/service/test_remote_status.py", "tests/unit/remote/test_epoch_lease.py", "tests/process/remote"),
 )
 
@@ -119,5 +120,57 @@ BUGS = (
         f"{REQUESTS}/pursuits.py",
         r"pursuit is None or now_ns - pursuit\.moved_ns >= [^\n]*",
         "pursuit is None:",
+    ),
+    Bug(
+        "P8",
+        "every chunk that is missing is looked for",
+        f"{STATE}/remote_tier.py",
+        r"return self\.known\.kind\([^\n]* != WRITTEN",
+        "return False",
+    ),
+    Bug(
+        "P8",
+        "a chunk that was found by a try makes nothing doubtful",
+        ANNOUNCEMENTS,
+        r"announcements\.are_incomplete\(now_ns\)",
+        "pass",
+    ),
+    Bug(
+        "P8",
+        "marks count although nobody could read them for long",
+        f"{STATE}/announcements.py",
+        r"or now_ns - self\.heard_ns > [^\n]*:",
+        "or False:",
+    ),
+    Bug(
+        "P8",
+        "a namespace counts as heard before all was read",
+        f"{STATE}/announcements.py",
+        r"if is_all and epoch == self\.epoch:",
+        "if epoch == self.epoch:",
+    ),
+    Bug(
+        "P8",
+        "marks of an older epoch count for the new one",
+        f"{STATE}/announcements.py",
+        r"self\.epoch, self\.heard_ns, self\.doubted_until_ns = epoch, None, 0",
+        "self.epoch = epoch",
+    ),
+    Bug(
+        "P8",
+        "a chunk that is gone from the store is never written again",
+        f"{STATE}/remote_tier.py",
+        r"return kind in \(STORED, GONE\)",
+        "return kind == STORED",
+    ),
+    Bug(
+        "P8", "nobody is told that a chunk is gone", ANNOUNCEMENTS, r"tier\.tell\(pursuit\.space, mark, GONE\)", "pass"
+    ),
+    Bug(
+        "P8",
+        "nobody is told that a chunk was written",
+        ANNOUNCEMENTS,
+        r"tier\.tell\(space, tier\.mark\(space, epoch, node\.key\), WRITTEN\)",
+        "pass",
     ),
 )

@@ -114,6 +114,21 @@ def test_when_nothing_is_heard_any_more_every_chunk_is_looked_for_again() -> Non
     assert rig.client.lookup(KEYS).coming == CHUNKS
 
 
+def test_after_a_clear_elsewhere_every_chunk_is_looked_for_until_the_new_log_was_read() -> None:
+    """The mover answers what the brain asked before, which says nothing of the new epoch."""
+    rig = Announcing()
+    rig.wait_ms(1000)
+    old = rig.asked(ListenRemote)[-1]
+    rig.report(rig.mover, RemoteNoteRead(rig.asked(ReadRemoteNote)[-1].job, "", "here", EPOCH + 1, b""))
+    assert rig.client.lookup(KEYS).coming == CHUNKS
+    rig.report(rig.mover, RemoteHeard(old.job, "", b"", is_all=True))
+    rig.wait_ms(rig.bounds.remote_listen_ms)
+    assert rig.asked(ListenRemote)[-1].epoch == EPOCH + 1
+    assert rig.client.lookup(chain(2, CHUNKS)).coming == CHUNKS
+    rig.report(rig.mover, RemoteHeard(rig.asked(ListenRemote)[-1].job, "", b"", is_all=True))
+    assert rig.client.lookup(chain(3, CHUNKS)).coming == 0
+
+
 def test_after_its_mover_has_ended_every_chunk_is_looked_for_until_all_was_heard() -> None:
     rig = Announcing()
     rig.handle(MoverGone(rig.mover, "signal 9"))
