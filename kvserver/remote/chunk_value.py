@@ -16,7 +16,7 @@ from kvserver.errors import KvError
 
 FORMAT = 1
 MAGIC = b"KVCHUNK\n"
-INLINE_BYTES_MAX = 8 << 20
+INLINE_BYTES_MAX = 1 << 20
 """Chunks with payloads of up to this many bytes in all are one value; larger ones lie in fragments."""
 FRAGMENT_BYTES_MAX = 8 << 20
 CHECK_BYTES = 16

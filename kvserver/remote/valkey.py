@@ -42,7 +42,6 @@ from kvserver.errors import ConfigError
 from kvserver.remote.announcement import MARK_BYTES
 from kvserver.remote.chunk_value import (
     FORMAT,
-    FRAGMENT_BYTES_MAX,
     HEAD_BYTES_MAX,
     INLINE_BYTES_MAX,
     ChunkName,
@@ -70,6 +69,10 @@ FRAGMENTS_OUTLIVE_S = 60
 RECONNECT = BackoffStrategy(num_of_retries=4, factor=100, exponent_base=2, jitter_percent=20)
 """Waits between tries to connect again: 0.1 s, doubling up to 1.6 s, then always 1.6 s."""
 NODES_ASKED_EVERY_S = 10.0
+REPLY_BYTES_MAX = 4 << 20
+"""Bytes of several fragments that are asked for together."""
+ASKED_FIRST_BYTES = 8 << 20
+"""Before a larger chunk is sent, it is asked whether it is there. A smaller one is sent before the answer would be here."""
 LATE_MAX = 3
 """Calls in a row that pass their deadline until a connection is made anew. The library keeps one that lost its peer."""
 SCANNED_AT_A_TIME = 1000
@@ -249,7 +252,7 @@ class ValkeyStore:
         with self._connection("bulk") as to:
             if not head.fragment_bytes:
                 return self._set_new(to, self._key(name), self._gather(to, head, sources))
-            if to.client.exists([self._key(name)]):
+            if head.payload_bytes > ASKED_FIRST_BYTES and to.client.exists([self._key(name)]):
                 return False
             lives = ExpirySet(ExpiryType.SEC, self._settings.ttl_s + FRAGMENTS_OUTLIVE_S)
             written: list[TEncodable] = []
@@ -672,11 +675,11 @@ def _translated(problem: Exception, scrub: Scrub, *, otherwise: Problem = "remot
 
 
 def _gathered(wanted: Sequence[tuple[Fragment, memoryview]]) -> Iterator[list[tuple[Fragment, memoryview]]]:
-    """Fragments in groups of at most FRAGMENT_BYTES_MAX: a reply is one frame, and large frames are slow."""
+    """Fragments in groups of at most REPLY_BYTES_MAX, or one: a reply is one frame, and large frames are slow."""
     group: list[tuple[Fragment, memoryview]] = []
     total = 0
     for fragment, target in wanted:
-        if group and total + fragment.bytes > FRAGMENT_BYTES_MAX:
+        if group and total + fragment.bytes > REPLY_BYTES_MAX:
             yield group
             group, total = [], 0
         group.append((fragment, target))
