@@ -222,12 +222,19 @@ def doctor(
     given: dict[str, str],
     *,
     as_json: Annotated[bool, typer.Option("--json", help="The findings as a JSON list.")] = False,
+    report: Annotated[
+        str, typer.Option("--report", metavar="FILE", help="Write all that a maintainer asks first, without secrets.")
+    ] = "",
 ) -> None:
     """Check that this machine can run a server with these flags; exits with 1 if something is missing."""
-    config, _ = _load(given)
+    config, origins = _load(given)
     from kvserver.cli.doctor.doctor import examine
 
     findings = examine(config)
+    if report:
+        from kvserver.cli.doctor.report import text_of, write
+
+        write(Path(report), text_of(config, origins, findings))
     if as_json:
         _print_json([finding._asdict() for finding in findings])
     else:

@@ -72,7 +72,7 @@ NODES_ASKED_EVERY_S = 10.0
 REPLY_BYTES_MAX = 4 << 20
 """Bytes of several fragments that are asked for together."""
 ASKED_FIRST_BYTES = 8 << 20
-"""Before a larger chunk is sent, it is asked whether it is there. A smaller one is sent before the answer would be here."""
+"""Whether a larger chunk is there is asked before it is sent. A smaller one is sent at once: asking takes as long."""
 LATE_MAX = 3
 """Calls in a row that pass their deadline until a connection is made anew. The library keeps one that lost its peer."""
 SCANNED_AT_A_TIME = 1000

@@ -41,8 +41,10 @@ longer; its copy flips a byte.
 """
 ALWAYS = 2**31 - 1
 GRANULE_BYTES = 2 << 20
-GFX_TARGET_VERSION = {"gfx90a": 90010, "gfx942": 90402}
+GFX_TARGET_VERSION = {"gfx90a": 90010, "gfx942": 90402, "gfx950": 90500}
 """The architecture in the format of AMD's kernel module."""
+LDS_KIB = {"gfx90a": 64, "gfx942": 64, "gfx950": 160}
+"""Local memory of a compute unit, as that module says it."""
 
 
 # ---------------------------------------------------------------- the library
@@ -234,7 +236,8 @@ class Machine:
         node.mkdir(parents=True)
         location = (0x1B + 0x20 * number) << 8
         (node / "properties").write_text(
-            f"gfx_target_version {GFX_TARGET_VERSION[arch]}\nlocation_id {location}\ndomain 0\n"
+            f"gfx_target_version {GFX_TARGET_VERSION[arch]}\nlds_size_in_kb {LDS_KIB[arch]}\n"
+            f"wave_front_size 64\nlocation_id {location}\ndomain 0\n"
         )
 
     # ---------------------------------------------------------------- usage

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+import kvserver
 from kvserver.cli.doctor import device, peers
 from kvserver.config.config import Config
+from kvserver.wire.messages import PROTOCOL
 from tests.device.engine_process import DeviceWorker
 from tests.device.simulated import CODE, CORRUPT, Machine
 
@@ -102,6 +104,47 @@ def test_no_gpu_is_in_order_and_says_what_was_looked_for() -> None:
     assert "libamdhip64.so.7" in text
     assert others[:3] == [["ok", "no device"]] * 3
     assert others[3][0] == "ok"
+
+
+@pytest.mark.parametrize(("arch", "lds_kib"), [("gfx942", 64), ("gfx950", 160)], ids=["MI300X", "MI355X"])
+def test_a_report_says_what_a_maintainer_asks_and_no_secret(arch: str, lds_kib: int, tmp_path: Path) -> None:
+    secrets = {name: f"s3cret-of-{name}-{number}" * 2 for number, name in enumerate(("file", "variable", "admin"))}
+    """Where a secret is -> the secret."""
+    for name in ("file", "admin"):
+        (tmp_path / name).touch(mode=0o600)
+        (tmp_path / name).write_text(secrets[name])
+    flags = ["--remotes", f"fleet=valkey://127.0.0.1:1?password_file={tmp_path}/file", "--http-port", "0"]
+    flags += ["--admin-token-file", f"{tmp_path}/admin", "--arena-bytes", "4MiB"]
+    environment = {"VALKEY_PASSWORD": secrets["variable"], "HIP_VISIBLE_DEVICES": "0", "HF_TOKEN": secrets["variable"]}
+    with Machine("rocm", arch=arch, devices=2, without=["hipMemcpyBatchAsync"]) as machine:
+        flags += ["--device-library", str(machine.library), "--report", str(tmp_path / "report")]
+        subprocess.run(
+            [sys.executable, "-m", "kvserver", "doctor", *flags],
+            env={**os.environ, **machine.environment, **environment},
+            capture_output=True,
+            timeout=200,
+            check=False,
+        )
+        ids = [machine.device_id(number) for number in range(2)]
+    text = (tmp_path / "report").read_text()
+    assert not [name for name, secret in secrets.items() if secret in text]
+    assert (tmp_path / "report").stat().st_mode & 0o777 == 0o600
+    for said in (
+        *(f"rocm {number}: Simulated rocm {number}, {arch}, 4GiB" for number in range(2)),
+        *(f"id {name}" for name in ids),
+        "rocm: library",
+        "version 70200000, 2 devices",
+        "rocm: handles of the kind",
+        "rocm: without the optional symbols hipMemcpyBatchAsync",
+        f"lds_size_in_kb {lds_kib}",
+        "HIP_VISIBLE_DEVICES=0",
+        "gpu copies: rocm 0: arena by",
+        "fail remote store: fleet at valkey://127.0.0.1:1",
+        f'admin_token_file = "{tmp_path}/admin" # --admin-token-file',
+        "server",
+        f"release {kvserver.__version__}, protocol {PROTOCOL}",
+    ):
+        assert said in text, said
 
 
 def test_a_gpu_whose_library_is_not_found_fails(tmp_path: Path) -> None:

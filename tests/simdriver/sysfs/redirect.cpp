@@ -1,7 +1,7 @@
 // For LD_PRELOAD: what a process opens below /sys/class/kfd/ it opens below the directory KVSIM_KFD instead.
 //
 // AMD's driver does not tell a device's architecture in a form that all releases share, its kernel module does, there.
-// What std::filesystem and std::ifstream call is redirected, and nothing else.
+// What std::filesystem, std::ifstream and Python's open() call is redirected, and nothing else.
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -38,6 +38,15 @@ KVSIM_EXPORT int open(const char* path, int flags, ...) {
     const auto mode = va_arg(rest, unsigned);
     va_end(rest);
     static auto* const real = next<int(const char*, int, ...)>("open");
+    return real(redirected(path).c_str(), flags, mode);
+}
+
+KVSIM_EXPORT int open64(const char* path, int flags, ...) {
+    va_list rest;
+    va_start(rest, flags);
+    const auto mode = va_arg(rest, unsigned);
+    va_end(rest);
+    static auto* const real = next<int(const char*, int, ...)>("open64");
     return real(redirected(path).c_str(), flags, mode);
 }
 
