@@ -234,7 +234,7 @@ def doctor(
     if report:
         from kvserver.cli.doctor.report import text_of, write
 
-        write(Path(report), text_of(config, origins, findings))
+        write(Path(report), text_of(config, origins, findings, _ask_status))
     if as_json:
         _print_json([finding._asdict() for finding in findings])
     else:

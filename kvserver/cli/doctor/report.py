@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import kvserver
-from kvserver.cli.asking import ask_status
 from kvserver.cli.doctor import device, peers
 from kvserver.cli.doctor.doctor import Finding
 from kvserver.config.config import KEYS, Config
-from kvserver.errors import KvError
+from kvserver.errors import ConfigError, KvError
 from kvserver.supervisor import numa
 from kvserver.supervisor.machine_memory import read_memory
 from kvserver.units import show_bytes
@@ -52,10 +52,12 @@ TOPOLOGY = ("gfx_target_version", "simd_count", "lds_size_in_kb", "num_xcc", "wa
 NODES_MAX = 64
 """Devices and processors in that directory."""
 
+Asks = Callable[[str], dict[str, Any]]
+"""Gives the status document of the server at a socket. Raises KvError when there is none."""
 Section = tuple[str, Callable[[], Iterator[str]]]
 
 
-def text_of(config: Config, origins: Mapping[str, str], findings: Sequence[Finding]) -> str:
+def text_of(config: Config, origins: Mapping[str, str], findings: Sequence[Finding], ask_status: Asks) -> str:
     """The report. What cannot be found out is said to be so, and ends no more than its own section."""
     sections: tuple[Section, ...] = (
         ("kvserver", _release),
@@ -66,7 +68,7 @@ def text_of(config: Config, origins: Mapping[str, str], findings: Sequence[Findi
         ("packages", _packages),
         ("configuration", lambda: _configuration(config, origins)),
         ("engines", _engines),
-        ("server", lambda: _server(config)),
+        ("server", lambda: _server(config, ask_status)),
     )
     lines = []
     for name, section in sections:
@@ -80,10 +82,14 @@ def text_of(config: Config, origins: Mapping[str, str], findings: Sequence[Findi
 
 
 def write(path: Path, text: str) -> None:
-    """Writes the report to a file of this user alone. Raises OSError."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
-    with open(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
+    """Writes the report to a file of this user alone. Raises ConfigError."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            os.fchmod(descriptor, FILE_MODE)
+            file.write(text)
+    except OSError as problem:
+        raise ConfigError("report", f"{path} cannot be written: {problem.strerror}") from problem
 
 
 def _release() -> Iterator[str]:
@@ -171,7 +177,7 @@ def _engines() -> Iterator[str]:
             yield from (f"{peer}: {said}" for said in (*peers.against_sharing(kind, peer), *peers.slow_settings(peer)))
 
 
-def _server(config: Config) -> Iterator[str]:
+def _server(config: Config, ask_status: Asks) -> Iterator[str]:
     """The status of the server at the configured socket."""
     try:
         status = ask_status(config.socket)
