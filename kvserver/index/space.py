@@ -321,6 +321,10 @@ class Space:
         part.pages, part.payload_bytes, part.slot_bytes = pages, payload_bytes, slot_bytes
         self.slot_sizes.add(slot_bytes)
 
+    def is_whole(self, node: "Node") -> bool:
+        """DRAM has all of the chunk that a prefix needs."""
+        return bool(node.in_dram) and node.in_dram & self.needed == self.needed
+
     def group_parts(self, group: int) -> range:
         return self._group_parts[group]
 

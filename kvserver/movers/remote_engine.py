@@ -30,6 +30,9 @@ LISTENED_BYTES_MAX = 8192
 """A Listen gives no more at a time: the brain serves nobody while it takes them in."""
 LISTENERS_MAX = 256
 """Namespaces whose announcements are read on from the last place; others begin anew."""
+WAITED_S_MAX = 10.0
+"""A call for a note or for announcements that has waited so long behind others is not made. A store that does not
+answer takes its deadline for each, and the brain kills a mover that holds an order for too long."""
 ANSWERED = ("remote-full", "remote-refused")
 """Problems of a node that works."""
 Fault = Literal["", "gone", "digest", "existed", "left-alone", "cancelled"] | str
@@ -127,7 +130,14 @@ class RemoteEngine:
     """The threads of one store. The caller reads `eventfd`, then ended()."""
 
     def __init__(
-        self, store: Store, arena: memoryview, *, threads: int = 4, seed: int | None = None, jobs_max: int = JOBS_MAX
+        self,
+        store: Store,
+        arena: memoryview,
+        *,
+        threads: int = 4,
+        seed: int | None = None,
+        jobs_max: int = JOBS_MAX,
+        waited_s_max: float = WAITED_S_MAX,
     ) -> None:
         """threads: for payloads, at least 2; all but one may write at a time."""
         assert threads >= 2, "one is kept for loads"
@@ -135,6 +145,7 @@ class RemoteEngine:
         self._store = store
         self._arena = arena
         self._jobs_max = jobs_max
+        self._waited_s_max = waited_s_max
         self._chance = random.Random(seed).random
         self._lock = threading.Condition()
         self._probes: deque[Probe] = deque()
@@ -147,6 +158,8 @@ class RemoteEngine:
         self._writers_left = threads - 1
         self._open: dict[int, bool] = {}
         """Job -> whether it was cancelled."""
+        self._since_s: dict[int, float] = {}
+        """Job -> when it came."""
         self._nodes: dict[str, _Node] = {}
         self._is_closed = False
         self._failure: BaseException | None = None
@@ -167,6 +180,7 @@ class RemoteEngine:
                 return False
             assert job.job not in self._open, "a job's number is used once"
             self._open[job.job] = False
+            self._since_s[job.job] = time.monotonic()
             match job:
                 case Probe():
                     self._probes.append(job)
@@ -304,8 +318,12 @@ class RemoteEngine:
     def _carry_out(self, job: Job) -> None:
         with self._lock:
             is_cancelled = self._open[job.job]
+            waited_s = time.monotonic() - self._since_s[job.job]
         if is_cancelled:
             self._end(Ended(job.job, "cancelled"))
+            return
+        if waited_s > self._waited_s_max and not isinstance(job, Probe | Fetch | Put):
+            self._end(Ended(job.job, "remote-slow"))
             return
         begin_ns = time.monotonic_ns()
         match job:
@@ -427,7 +445,7 @@ class RemoteEngine:
 
     def _end(self, ended: Ended) -> None:
         with self._lock:
-            del self._open[ended.job]
+            del self._open[ended.job], self._since_s[ended.job]
         self._ended.put(ended)
         with suppress(OSError):
             os.eventfd_write(self.eventfd, 1)

@@ -53,12 +53,12 @@ def _round_trip(store: Store, tenant: str) -> Trial:
     came = memoryview(bytearray(PAYLOAD_BYTES))
     facts = store.facts()
     store.notes([name.of])
-    store.announce(name.of, name.epoch, pack([mark_of(name.of.namespace, name.epoch, name.key) | WRITTEN]))
-    store.announced(name.of, name.epoch, None)
     begin_s = time.monotonic()
     store.write(name, head, [sent])
     write_s = time.monotonic() - begin_s
     try:
+        store.announce(name.of, name.epoch, pack([mark_of(name.of.namespace, name.epoch, name.key) | WRITTEN]))
+        store.announced(name.of, name.epoch, None)
         store.touch(name, head)
         waits_s = []
         for _ in range(PROBES):

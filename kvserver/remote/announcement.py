@@ -21,7 +21,8 @@ GONE: Kind = 3
 MARK_BYTES = 8
 KIND_BITS = 3
 KNOWN_MAX = 1 << 20
-"""Chunks of which a server knows what was told last: 8 MiB."""
+"""Chunks of which a server knows that they are in the store or gone from it, and likewise that they are stored
+elsewhere: 8 MiB each."""
 WAYS = 4
 """Places in which a chunk may lie."""
 
@@ -44,28 +45,53 @@ def unpack(batch: bytes) -> Sequence[int]:
 
 class KnownChunks:
     """What was told last of each chunk. Its size is fixed: a new chunk takes the place of another one when all places
-    in which it may lie are taken."""
+    in which it may lie are taken. Chunks that are only stored somewhere take places of their own, so that they never
+    take that of one that is in the store; and what is known of the store counts for more than that they are stored."""
 
     def __init__(self, most: int = KNOWN_MAX) -> None:
-        """most: chunks, a power of two."""
+        """most: chunks of each of the two, a power of two."""
+        self._in_store = _Marks(most)
+        self._stored = _Marks(most)
+        self.forgotten = 0
+        """Chunks in the store whose place was taken."""
+
+    def note(self, mark: int, kind: int) -> None:
+        """kind: was told of the chunk now."""
+        if kind == STORED:
+            self._stored.put(mark | kind)
+        elif kind in (WRITTEN, GONE):
+            self.forgotten += self._in_store.put(mark | kind) & KIND_BITS == WRITTEN
+
+    def kind(self, mark: int) -> int:
+        """What counts of the chunk."""
+        return self._in_store.kind(mark) or self._stored.kind(mark)
+
+
+class _Marks:
+    """A table of marks with kinds, in buckets of WAYS places."""
+
+    def __init__(self, most: int) -> None:
         assert most >= WAYS, "there is a bucket"
         assert most & (most - 1) == 0, "a power of two"
         self._marks = array("Q", bytes(MARK_BYTES * most))
         self._last_bucket = most // WAYS - 1
 
-    def note(self, mark: int, kind: int) -> None:
-        """kind: was told of the chunk now."""
+    def put(self, mark: int) -> int:
+        """Returns the mark of another chunk whose place it took; 0: of none."""
         first = self._first(mark)
-        free = first + (mark >> 60) % WAYS
-        for at in range(first, first + WAYS):
-            there = self._marks[at]
-            if there & ~KIND_BITS == mark or not there:
-                free = at
-                break
-        self._marks[free] = mark | kind
+        bucket = self._marks[first : first + WAYS]
+        same = next((at for at, there in enumerate(bucket) if there | KIND_BITS == mark | KIND_BITS), None)
+        if same is not None:
+            self._marks[first + same] = mark
+            return 0
+        # A free place is 0; what is gone is needed less than what is there.
+        at = next((at for at, there in enumerate(bucket) if not there), None)
+        if at is None:
+            at = next((at for at, there in enumerate(bucket) if there & KIND_BITS == GONE), (mark >> 60) % WAYS)
+        self._marks[first + at] = mark
+        return bucket[at]
 
     def kind(self, mark: int) -> int:
-        """What was told last of the chunk."""
         first = self._first(mark)
         for there in self._marks[first : first + WAYS]:
             if there & ~KIND_BITS == mark:

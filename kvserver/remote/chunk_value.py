@@ -16,8 +16,10 @@ from kvserver.errors import KvError
 
 FORMAT = 1
 MAGIC = b"KVCHUNK\n"
+VALUE_BYTES_MAX = 8 << 20
+"""Bytes of all payloads that may follow a head in the same value."""
 INLINE_BYTES_MAX = 1 << 20
-"""Chunks with payloads of up to this many bytes in all are one value; larger ones lie in fragments."""
+"""Bytes that such payloads may have on average. Larger ones lie in fragments."""
 FRAGMENT_BYTES_MAX = 8 << 20
 CHECK_BYTES = 16
 FIXED = struct.Struct("<8sHHI32s32s32sQQQ")
@@ -119,8 +121,11 @@ def epoch_from_text(text: str) -> int | None:
 
 
 def fragment_bytes_for(shards: Sequence[Shard]) -> int:
-    """The size of a head's fragments: 0 where all payloads together are small enough for one value."""
-    return 0 if sum(shard.payload_bytes for shard in shards) <= INLINE_BYTES_MAX else FRAGMENT_BYTES_MAX
+    """The size of a head's fragments: 0 where one value is better, because all payloads together are small, or many
+    are. Each fragment costs a call and a key."""
+    total = sum(shard.payload_bytes for shard in shards)
+    is_one_value = total <= VALUE_BYTES_MAX and total <= INLINE_BYTES_MAX * len(shards)
+    return 0 if is_one_value else FRAGMENT_BYTES_MAX
 
 
 def fragments_of(head: Head) -> Iterator[Fragment]:

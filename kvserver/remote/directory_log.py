@@ -8,6 +8,7 @@ import errno
 import os
 import secrets
 import stat
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +23,10 @@ FILES_MAX = 64
 OTHER_EPOCH_S_MAX = 86_400
 """Files of another epoch are removed when they were not written to for so long."""
 READ_BYTES_MAX = 1 << 20
+READ_S_MAX = 1.0
+"""Afterwards the rest is left for the next time."""
+UNREADABLE = (errno.ENOENT, errno.ELOOP, errno.EACCES, errno.ESTALE)
+"""Answers for a file that is gone, or that this server cannot read: the others are read."""
 
 
 class AnnouncementFiles:
@@ -43,20 +48,24 @@ class AnnouncementFiles:
             self._folder.mkdir(parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(path, flags, 0o660)
+        written = 0
         try:
             written = os.write(descriptor, batch)
         finally:
             os.close(descriptor)
+            if not size and not written:
+                path.unlink(missing_ok=True)  # a full disk gets no file for each batch
+            elif written % MARK_BYTES == 0:
+                # Behind a part of a mark nobody could read on: then the next batch begins another file.
+                self._mine[epoch] = path, size + written
         if not size:
             self._sweep(path)
-        if written == len(batch):
-            # Behind a part of a mark nobody could read on: then the next batch begins another file.
-            self._mine[epoch] = path, size + written
 
     def read(self, epoch: int, after: Cursor | None) -> Announced:
         offsets = dict(after) if isinstance(after, Mapping) else {}
         pieces: list[bytes] = []
         left = READ_BYTES_MAX
+        due_s = time.monotonic() + READ_S_MAX
         names = [name for name, _ in self._files(epoch)]
         for name in names:
             piece = self._behind(name, offsets.get(name, 0), left)
@@ -66,7 +75,8 @@ class AnnouncementFiles:
             offsets[name] = offsets.get(name, 0) + len(piece)
             pieces.append(piece)
             left -= len(piece)
-            if left <= 0:
+            if left <= 0 or time.monotonic() > due_s:
+                left = 0
                 break
         kept = {name: offset for name, offset in offsets.items() if name in names}
         return Announced(b"".join(pieces), kept, left > 0)
@@ -81,7 +91,7 @@ class AnnouncementFiles:
         try:
             descriptor = os.open(self._folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as problem:
-            if problem.errno in (errno.ENOENT, errno.ELOOP):
+            if problem.errno in UNREADABLE:
                 return None
             raise
         try:

@@ -43,7 +43,6 @@ from kvserver.remote.announcement import MARK_BYTES
 from kvserver.remote.chunk_value import (
     FORMAT,
     HEAD_BYTES_MAX,
-    INLINE_BYTES_MAX,
     ChunkName,
     Fragment,
     Head,
@@ -73,6 +72,10 @@ REPLY_BYTES_MAX = 4 << 20
 """Bytes of several fragments that are asked for together."""
 ASKED_FIRST_BYTES = 8 << 20
 """Whether a larger chunk is there is asked before it is sent. A smaller one is sent at once: asking takes as long."""
+SCRATCH_BYTES = 1 << 20
+"""A connection's room for values that are head and payloads together. It grows for larger ones."""
+IDLE_READS = 32
+"""After so many reads of announcements that brought nothing it is asked whether the log was begun anew."""
 LATE_MAX = 3
 """Calls in a row that pass their deadline until a connection is made anew. The library keeps one that lost its peer."""
 SCANNED_AT_A_TIME = 1000
@@ -217,7 +220,7 @@ class ValkeyStore:
 
     def _read_value(self, to: "_Connection", name: ChunkName, head: Head, targets: Sequence[memoryview | None]) -> None:
         expected = encode(head)
-        whole = to.scratch()[: len(expected) + head.payload_bytes]
+        whole = to.scratch(len(expected) + head.payload_bytes)
         try:
             count = to.client.get(self._key(name), buffer=whole)
         except glide.RequestError as problem:
@@ -312,12 +315,18 @@ class ValkeyStore:
                     raise _translated(answer, to.scrub)
 
     def announced(self, of: NamespaceName, epoch: int, after: Cursor | None) -> Announced:
-        begin = ExclusiveIdBound(after) if isinstance(after, bytes) else MinId()
+        place = after if isinstance(after, _LogPlace) else _LogPlace(b"", 0)
+        log = self._log_key(of, epoch)
         with self._connection("announce") as to:
-            told = to.client.xrange(self._log_key(of, epoch), begin, MaxId(), BATCHES_AT_A_TIME)
-            entries = _stream_entries(told)
+            if place.idle >= IDLE_READS:
+                newest = _stream_entries(to.client.xrevrange(log, MaxId(), MinId(), 1))
+                is_anew = bool(newest) and _id_order(newest[0][0]) < _id_order(place.last)
+                place = _LogPlace(b"" if is_anew else place.last, 0)
+            begin = ExclusiveIdBound(place.last) if place.last else MinId()
+            entries = _stream_entries(to.client.xrange(log, begin, MaxId(), BATCHES_AT_A_TIME))
         batch = b"".join(marks for _, marks in entries)
-        return Announced(batch, entries[-1][0] if entries else after, len(entries) < BATCHES_AT_A_TIME)
+        place = _LogPlace(entries[-1][0], 0) if entries else place._replace(idle=place.idle + bool(place.last))
+        return Announced(batch, place, len(entries) < BATCHES_AT_A_TIME)
 
     def drop_announced(self, of: NamespaceName, epoch: int) -> None:
         with self._connection("announce") as to:
@@ -451,12 +460,12 @@ class ValkeyStore:
         return 1 + len(fragments)
 
     def _gather(self, to: "_Connection", head: Head, sources: Sequence[memoryview]) -> memoryview:
-        whole = to.scratch()
+        whole = to.scratch(len(encode(head)) + head.payload_bytes)
         at = 0
         for piece in (memoryview(encode(head)), *sources):
             whole[at : at + len(piece)] = piece
             at += len(piece)
-        return whole[:at]
+        return whole
 
     def _set_new(self, to: "_Connection", key: bytes, value: bytes | memoryview) -> bool:
         lives = ExpirySet(ExpiryType.SEC, self._settings.ttl_s)
@@ -492,7 +501,7 @@ class _Connection:
         self.late_in_a_row = 0
         self.is_usable = True
         self._secret = secret
-        self._scratch: memoryview | None = None
+        self._scratch = memoryview(b"")
 
     def note_failure(self, problem: GlideError) -> None:
         """Gives the client up if it is closed or out of step, or if the connection may hang and not the server."""
@@ -503,11 +512,11 @@ class _Connection:
     def scrub(self, text: str) -> str:
         return text if self._secret is None else self._secret.scrub(text)
 
-    def scratch(self) -> memoryview:
-        """Room for the largest single value. Its pages are kept: new ones cost more than copying into them."""
-        if self._scratch is None:
-            self._scratch = memoryview(bytearray(HEAD_BYTES_MAX + INLINE_BYTES_MAX))
-        return self._scratch
+    def scratch(self, count: int) -> memoryview:
+        """Room for a value. Its pages are kept: new ones cost more than copying into them."""
+        if len(self._scratch) < count:
+            self._scratch = memoryview(bytearray(max(count, HEAD_BYTES_MAX + SCRATCH_BYTES)))
+        return self._scratch[:count]
 
     def use_password(self, secret: Secret) -> None:
         if secret != self._secret:
@@ -616,6 +625,22 @@ def _bytes(answer: Any) -> bytes | None:
     if answer is not None and not isinstance(answer, bytes):
         raise OutOfStepError(f"expected bytes, got {type(answer).__name__}")
     return answer
+
+
+class _LogPlace(NamedTuple):
+    """A place in a stream of announcements."""
+
+    last: bytes
+    """Id of the last entry that was read; empty: none yet."""
+    idle: int
+    """Reads since then that brought nothing."""
+
+
+def _id_order(entry: bytes) -> tuple[int, int]:
+    """An id of a stream, to be compared. A stream that was lost and begun anew by a clock that is behind has smaller
+    ones."""
+    first, _, second = entry.partition(b"-")
+    return int(first), int(second)
 
 
 def _stream_entries(answer: Any) -> list[tuple[bytes, bytes]]:

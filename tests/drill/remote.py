@@ -132,7 +132,7 @@ BUGS = (
         "P8",
         "a chunk that was found by a try makes nothing doubtful",
         ANNOUNCEMENTS,
-        r"announcements\.are_incomplete\(now_ns\)",
+        r"tier\.epochs\[[^\n]*are_incomplete\(now_ns\)",
         "pass",
     ),
     Bug(
@@ -155,6 +155,20 @@ BUGS = (
         f"{STATE}/announcements.py",
         r"self\.epoch, self\.heard_ns, self\.doubted_until_ns = epoch, None, 0",
         "self.epoch = epoch",
+    ),
+    Bug(
+        "P8",
+        "the part that a second rank stores is a second use",
+        f"{REQUESTS}/transfers.py",
+        r"if not was_whole and job\.space\.is_whole\(node\):",
+        "if True:",
+    ),
+    Bug(
+        "P8",
+        "of a chain that the store has lost one chunk is written again",
+        ANNOUNCEMENTS,
+        r"elif position < len\(absent\) and absent\[position\] and is_told:",
+        "elif position == found and is_told:",
     ),
     Bug(
         "P8",

@@ -10,6 +10,7 @@ import os
 import platform
 import re
 import resource
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
@@ -75,7 +76,7 @@ def text_of(config: Config, origins: Mapping[str, str], findings: Sequence[Findi
         lines.append(f"== {name}")
         try:
             lines += [_cut(line) for line in section()]
-        except (OSError, ValueError, ImportError, KvError) as problem:
+        except (OSError, ValueError, ImportError, RuntimeError, KvError) as problem:  # a driver's is a RuntimeError
             lines.append(f"cannot be found out: {_cut(str(problem))}")
         lines.append("")
     return "\n".join(lines)
@@ -85,8 +86,9 @@ def write(path: Path, text: str) -> None:
     """Writes the report to a file of this user alone. Raises ConfigError."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            os.fchmod(descriptor, FILE_MODE)
+        with open(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                os.fchmod(descriptor, FILE_MODE)
             file.write(text)
     except OSError as problem:
         raise ConfigError("report", f"{path} cannot be written: {problem.strerror}") from problem

@@ -5,17 +5,26 @@ stored, written to the store, or found gone there. With `reuse` a chunk that is 
 anywhere before. Decision 0018 has the reasons.
 """
 
+from collections.abc import Sequence
+
 from kvserver.index.space import Node, Space
 from kvserver.remote.announcement import GONE, KIND_BITS, WRITTEN, pack, unpack
 from kvserver.service.state.core import MILLISECOND_NS, Core
 from kvserver.service.state.remote_tier import AnnounceJob, ListenJob, Pursuit, RemoteTier
 from kvserver.wire.orders import AnnounceRemote, ListenRemote, RemoteEnded, RemoteHeard
 
+CATCHING_UP_MAX = 2
+"""Namespaces whose announcements are read on at once: taking them in keeps the brain from others."""
+AWAY_MS = 5_000
+REFUSED_MS = 60_000
+"""Pauses after a call that failed."""
+
 
 def tick(core: Core, tier: RemoteTier, now_ns: int) -> None:
     """Tells what has to be told, and reads what was told, of each namespace whose time has come."""
     if not tier.usable:
         return
+    catching_up = sum(isinstance(job, ListenJob) and job.is_behind for job in tier.jobs.values())
     for digest, known in tier.epochs.items():
         announcements, space = known.announcements, core.chunks.spaces.get(digest)
         epoch = tier.epoch_of(space, now_ns) if space is not None else None
@@ -25,47 +34,64 @@ def tick(core: Core, tier: RemoteTier, now_ns: int) -> None:
             marks = announcements.tell_begins(now_ns + core.bounds.remote_tell_ms * MILLISECOND_NS)
             job = AnnounceJob(number=core.number("job"), digest=digest, chunks=len(marks), began_ns=now_ns)
             _begin(core, tier, job, AnnounceRemote(job.number, digest, epoch, pack(marks)))
-        if announcements.wants_to_listen(now_ns):
+        is_behind = announcements.is_behind(epoch)
+        if announcements.wants_to_listen(now_ns) and not (is_behind and catching_up >= CATCHING_UP_MAX):
+            catching_up += is_behind
             announcements.listen_begins(epoch, now_ns + core.bounds.remote_listen_ms * MILLISECOND_NS)
-            listen = ListenJob(number=core.number("job"), digest=digest, epoch=epoch, began_ns=now_ns)
+            listen = ListenJob(
+                number=core.number("job"), digest=digest, epoch=epoch, is_behind=is_behind, began_ns=now_ns
+            )
             _begin(core, tier, listen, ListenRemote(listen.number, digest, epoch))
 
 
-def told(core: Core, job: AnnounceJob, report: RemoteEnded) -> None:
+def told(core: Core, tier: RemoteTier, job: AnnounceJob, report: RemoteEnded, now_ns: int) -> None:
     """Ends a batch. One that was not taken is lost: it costs hits."""
     if report.fault:
         core.counters.remote_failed("announce", report.fault)
+        if (known := tier.epochs.get(job.digest)) is not None:
+            known.announcements.not_told(now_ns + _pause_ns(report.fault))
     else:
         core.counters.add("remote_told", job.chunks)
 
 
-def heard(core: Core, tier: RemoteTier, job: ListenJob, report: RemoteHeard) -> None:
+def heard(core: Core, tier: RemoteTier, job: ListenJob, report: RemoteHeard, now_ns: int) -> None:
     """Takes in what was told."""
     known = tier.epochs.get(job.digest)
+    marks = unpack(report.marks)
+    for mark in marks:
+        tier.known.note(mark & ~KIND_BITS, mark & KIND_BITS)
+    core.counters.add("remote_heard", len(marks))
     if report.fault:
         core.counters.remote_failed("listen", report.fault)
+    if known is not None and report.fault:
+        known.announcements.not_heard(now_ns + _pause_ns(report.fault))
     elif known is not None:
-        marks = unpack(report.marks)
-        for mark in marks:
-            tier.known.note(mark & ~KIND_BITS, mark & KIND_BITS)
-        core.counters.add("remote_heard", len(marks))
         known.announcements.heard(job.epoch, job.began_ns, is_all=report.is_all)
 
 
-def probed(core: Core, tier: RemoteTier, pursuit: Pursuit, *, found: int, is_absent: bool, now_ns: int) -> None:
-    """The store has the leading `found` chunks of a pursuit, and lacks the next one if that is_absent."""
-    announcements = tier.epochs[pursuit.space.digest].announcements
-    for position, key in enumerate(pursuit.keys[: found + is_absent]):
+def _pause_ns(fault: str) -> int:
+    """How long a log is left alone after a fault: calls to a dead node take their whole deadline, and a permission that
+    is missing stays so."""
+    return (REFUSED_MS if fault in ("remote-denied", "remote-refused") else AWAY_MS) * MILLISECOND_NS
+
+
+def probed(core: Core, tier: RemoteTier, pursuit: Pursuit, *, found: int, absent: Sequence[bool], now_ns: int) -> None:
+    """The store has the leading `found` chunks of a pursuit, and lacks those that are absent."""
+    for position, key in enumerate(pursuit.keys):
         mark = tier.mark(pursuit.space, pursuit.epoch, key)
-        kind = tier.known.kind(mark)
-        if position == found:
-            if kind == WRITTEN:
-                tier.tell(pursuit.space, mark, GONE)
-        elif kind != WRITTEN:
-            if announcements.state(pursuit.epoch, now_ns) == "heard":
-                announcements.are_incomplete(now_ns)
-                core.log("remote announcements incomplete", ("namespace", pursuit.space.digest[:6].hex()))
+        is_told = tier.known.kind(mark) == WRITTEN
+        if position < found and not is_told:
             tier.tell(pursuit.space, mark, WRITTEN)
+        elif position < len(absent) and absent[position] and is_told:
+            tier.tell(pursuit.space, mark, GONE)
+    if found and pursuit.is_try:
+        tier.epochs[pursuit.space.digest].announcements.are_incomplete(now_ns)
+        core.log("remote announcements incomplete", ("namespace", pursuit.space.digest[:6].hex()))
+
+
+def lost(tier: RemoteTier, space: Space, epoch: int, node: Node) -> None:
+    """The store was found not to have the chunk any more."""
+    tier.tell(space, tier.mark(space, epoch, node.key), GONE)
 
 
 def is_written(tier: RemoteTier, space: Space, epoch: int, node: Node) -> bool:

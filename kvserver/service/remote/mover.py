@@ -98,9 +98,9 @@ def _ended(core: Core, tier: RemoteTier, job: RemoteJob, report: Ending, now_ns:
         case PutJob(), RemoteEnded():
             writes.ended(core, tier, job, report, now_ns)
         case AnnounceJob(), RemoteEnded():
-            announcements.told(core, job, report)
+            announcements.told(core, tier, job, report, now_ns)
         case ListenJob(), RemoteHeard():
-            announcements.heard(core, tier, job, report)
+            announcements.heard(core, tier, job, report, now_ns)
         case NoteJob(), RemoteNoteRead():
             epochs.note_read(core, tier, job, report, now_ns)
         case NoteJob(), RemoteNoteWritten():

@@ -22,6 +22,8 @@ FAILED_MS = 60_000
 """The same for a chunk that was there and could not be used."""
 NODE_FAULTS = ("remote-slow", "remote-down", "remote-denied", "left-alone", "cancelled", "mover-lost", "stale")
 """Faults that say nothing about the chunk. stale: what counts in its namespace is not known any more."""
+LOST = ("gone", "digest")
+"""Faults after which the store does not have the chunk: it was gone, or the mover has removed it."""
 DECLINED = "declined"
 """Not wanted although the store has it: too few tokens, slower than computing, or no room. An engine that asks again
 must not wait for it."""
@@ -34,9 +36,12 @@ def probed(core: Core, tier: RemoteTier, job: ProbeJob, report: RemoteProbed, no
     pursuit = job.pursuit
     if pursuit not in tier.pursuits:
         return
+    if not _is_alive(core, tier, pursuit, now_ns):
+        tier.drop(pursuit)
+        return
     pursuit.makes_progress(now_ns)
     heads: list[Head] = []
-    fault = ""
+    absent = [not head and not (report.faults and report.faults[at]) for at, head in enumerate(report.heads)]
     for position in range(len(pursuit.keys)):
         head, fault = _usable(pursuit, position, report)
         if head is None:
@@ -46,7 +51,7 @@ def probed(core: Core, tier: RemoteTier, job: ProbeJob, report: RemoteProbed, no
             break
         heads.append(head)
     core.counters.add("remote_found", len(heads))
-    announcements.probed(core, tier, pursuit, found=len(heads), is_absent=fault == "absent", now_ns=now_ns)
+    announcements.probed(core, tier, pursuit, found=len(heads), absent=absent, now_ns=now_ns)
     pursuit.has_heads(heads)
     tier.shorten(pursuit, len(heads))
     each = pursuit.space.geometry.chunk_tokens
@@ -103,7 +108,7 @@ def turn(core: Core, tier: RemoteTier, now_ns: int) -> None:
     for pursuit in list(tier.pursuits):
         if not _is_alive(core, tier, pursuit, now_ns):
             tier.drop(pursuit)
-            continue
+    for pursuit in list(tier.pursuits):
         while pursuit.heads is not None and pursuit.begun < len(pursuit.heads):
             if not _has_room(tier, pursuit):
                 return
@@ -174,6 +179,8 @@ def ended(core: Core, tier: RemoteTier, job: FetchJob, report: RemoteEnded, now_
         for part in job.parts:
             core.chunks.give_up(node, part, job.number, "died" if fault == "mover-lost" else "failed")
         core.counters.remote_failed("read", fault)
+        if fault in LOST:
+            announcements.lost(tier, pursuit.space, pursuit.epoch, node)
         if job.position < len(pursuit.keys):
             set_aside(tier, pursuit, job.position, fault, now_ns)
             tier.shorten(pursuit, job.position)

@@ -81,9 +81,8 @@ def _parts(space: Space, node: Node) -> list[int]:
 def _is_wanted(core: Core, space: Space, node: Node) -> bool:
     """It is served, all that a prefix needs of it is in DRAM, and the chunk before is there or goes there."""
     parent = node.parent
-    whole = node.in_dram & space.needed == space.needed and node.in_dram
     above = parent is not None and (parent.depth == 0 or parent.queued & REMOTE)
-    return bool(core.chunks.serves(space, node) and whole and above)
+    return bool(core.chunks.serves(space, node) and space.is_whole(node) and above)
 
 
 def _order(core: Core, tier: RemoteTier, space: Space, node: Node, *, epoch: int, count: int, now_ns: int) -> None:

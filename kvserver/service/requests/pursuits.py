@@ -23,9 +23,6 @@ def coming(core: Core, tier: RemoteTier, session: Session, found: LookupResult, 
         return 0
     key = found.keys[found.held * KEY_BYTES : (found.held + 1) * KEY_BYTES]
     if (space.digest, key) not in tier.wanted:
-        if tier.is_unannounced(space, key, now_ns) and not tier.epochs[space.digest].announcements.try_it():
-            core.counters.add("remote_unannounced")
-            return 0
         _begin(core, tier, session, space, keys=found.keys, held=found.held, now_ns=now_ns)
     pursuit, position = tier.wanted.get((space.digest, key), (None, 0))
     if pursuit is None or now_ns - pursuit.moved_ns >= core.bounds.remote_patience_ms * MILLISECOND_NS:
@@ -37,25 +34,29 @@ def _begin(
     core: Core, tier: RemoteTier, session: Session, space: Space, *, keys: bytes, held: int, now_ns: int
 ) -> None:
     """Asks the store for the chunks after those that are held, unless that is of no use."""
-    wanted = split(keys[held * KEY_BYTES :][: PROBED_MAX * KEY_BYTES])
+    key = keys[held * KEY_BYTES : (held + 1) * KEY_BYTES]
     epoch = tier.epoch_of(space, now_ns)
     tokens = (len(keys) // KEY_BYTES - held) * space.geometry.chunk_tokens
     if epoch is None or not tier.usable or not space.complete or tokens < tier.remote.tokens_min:
         return
-    if (
-        tier.is_left_alone
-        or core.operators.drain
-        or len(tier.pursuits) >= PURSUITS_MAX
-        or len(tier.wanted) + len(wanted) > WANTED_MAX
-    ):
+    if tier.is_left_alone or core.operators.drain:
         return
-    if tier.is_put_aside(space.digest, wanted[0], now_ns) or space.find(wanted[0]) is not None:
+    if len(tier.pursuits) >= PURSUITS_MAX or len(tier.wanted) + PROBED_MAX > WANTED_MAX:
         return
+    if tier.is_put_aside(space.digest, key, now_ns) or space.find(key) is not None:
+        return
+    is_try = tier.is_unannounced(space, key, now_ns)
+    if is_try and not tier.epochs[space.digest].announcements.try_it(now_ns):
+        core.counters.add("remote_unannounced")
+        return
+    wanted = split(keys[held * KEY_BYTES :][: PROBED_MAX * KEY_BYTES])
     tenant = _tenant(core, session, space)
     if tenant is None:
         return
     parent = keys[(held - 1) * KEY_BYTES : held * KEY_BYTES] if held else b""
-    pursuit = Pursuit(space=space, epoch=epoch, parent=parent, keys=wanted, tenant=tenant, moved_ns=now_ns)
+    pursuit = Pursuit(
+        space=space, epoch=epoch, parent=parent, keys=wanted, tenant=tenant, moved_ns=now_ns, is_try=is_try
+    )
     job = ProbeJob(number=core.number("job"), pursuit=pursuit, began_ns=now_ns)
     tier.pursue(pursuit)
     tier.begin(job, ProbeRemote(job.number, space.digest, epoch, b"".join(wanted), len(space.parts)))

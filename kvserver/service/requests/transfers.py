@@ -169,6 +169,7 @@ def _store_ended(core: Core, job: Job, done: Done, now_ns: int) -> None:
     died = job.session.ended or done.code == "mover-lost"
     reason: Cause = "died" if died else "abandoned" if done.status == "abandoned" else "failed"
     chunks_written: set[int] = set()
+    completed: list[Node] = []
     mine = [
         (run.first + index, job.cache.parts[run.group])
         for run in job.runs
@@ -178,15 +179,18 @@ def _store_ended(core: Core, job: Job, done: Done, now_ns: int) -> None:
     if kept:
         sums = array("Q", done.sums) if done.sums else [NO_SUM] * len(mine)
         for (position, part), payload_sum in sorted(zip(mine, sums, strict=True)):  # head of the chain first
-            if core.chunks.seal(job.walk[position], part, job.number, payload_sum):
+            node = job.walk[position]
+            was_whole = job.space.is_whole(node)
+            if core.chunks.seal(node, part, job.number, payload_sum):
                 chunks_written.add(position)
+                if not was_whole and job.space.is_whole(node):
+                    completed.append(node)
     else:
         for position, part in sorted(mine, reverse=True):
             core.chunks.give_up(job.walk[position], part, job.number, reason)
     core.chunks.job_ended(job.number)
     if core.remote is not None and kept and job.walk:
-        nodes = (job.walk[position] for position in sorted(chunks_written))
-        pursuits.offer_stored(core.remote, job.space, job.walk[-1], nodes, now_ns)
+        pursuits.offer_stored(core.remote, job.space, job.walk[-1], completed, now_ns)
     if done.status in ("failed", "invalid"):
         core.counters.add("stores")
         core.counters.add("stores_failed")

@@ -21,6 +21,8 @@ HEARD_MS = 10_000
 DOUBTED_MS = 600_000
 TRIED_EVERY = 512
 """One in so many chunks of which nobody has told is looked for all the same."""
+TRIED_MS = 600_000
+"""After so long one is looked for in any case."""
 BATCH_MAX = 256
 """Marks told at a time."""
 UNTOLD_MAX = 1 << 16
@@ -41,18 +43,27 @@ class Announcements:
     heard_ns: int | None = None
     """When all had been read, the last time; None: not yet."""
     doubted_until_ns: int = 0
-    unasked: int = 0
-    """Chunks of which nobody had told when they were looked up."""
+    unasked: int = TRIED_EVERY - 1
+    """Chunks of which nobody had told when they were looked up, and some more: so the first one is tried."""
+    try_at_ns: int = 0
+    """Then one is tried in any case."""
 
     def state(self, epoch: int, now_ns: int) -> State:
         if self.epoch != epoch or self.heard_ns is None or now_ns - self.heard_ns > HEARD_MS * MILLISECOND_NS:
             return "silent"
         return "doubted" if now_ns < self.doubted_until_ns else "heard"
 
-    def try_it(self) -> bool:
+    def try_it(self, now_ns: int) -> bool:
         """Whether a chunk is looked for although nobody has told of it."""
         self.unasked += 1
-        return self.unasked % TRIED_EVERY == 0
+        if self.unasked % TRIED_EVERY and now_ns < self.try_at_ns:
+            return False
+        self.try_at_ns = now_ns + TRIED_MS * MILLISECOND_NS
+        return True
+
+    def is_behind(self, epoch: int) -> bool:
+        """More is to be read: it is the first time, or something was left the last time."""
+        return epoch != self.epoch or self.heard_ns is None or not self.listen_at_ns
 
     def are_incomplete(self, now_ns: int) -> None:
         """The store has a chunk of which nobody has told."""
@@ -72,6 +83,14 @@ class Announcements:
         batch, self.untold = self.untold[:BATCH_MAX], self.untold[BATCH_MAX:]
         self.is_telling, self.tell_at_ns = True, 0 if self.untold else next_ns
         return batch
+
+    def not_told(self, next_ns: int) -> None:
+        """A batch was lost. next_ns: the time of the next one."""
+        self.tell_at_ns = next_ns
+
+    def not_heard(self, next_ns: int) -> None:
+        """Nothing could be read. next_ns: the time of the next try."""
+        self.listen_at_ns = next_ns
 
     def tell_ends(self) -> None:
         self.is_telling = False

@@ -10,7 +10,7 @@ from kvserver.index.space import Node, Space
 from kvserver.remote.announcement import GONE, STORED, UNKNOWN, WRITTEN, Kind, KnownChunks, mark_of
 from kvserver.remote.chunk_value import Head
 from kvserver.remote.epoch_lease import EpochLease
-from kvserver.service.state.announcements import Announcements
+from kvserver.service.state.announcements import DOUBTED_MS, MILLISECOND_NS, Announcements
 from kvserver.service.state.clears import Clear
 from kvserver.service.state.movers import Mover
 from kvserver.service.state.outbox import Outbox
@@ -42,6 +42,8 @@ class Pursuit:
     tenant: int
     moved_ns: int
     """When it last made progress."""
+    is_try: bool
+    """Nobody has told that the store has these chunks."""
     heads: list[Head] | None = None
     """Heads of the leading chunks that are in the store; None until they are known."""
     begun: int = 0
@@ -147,6 +149,8 @@ class ListenJob:
     number: int
     digest: bytes
     epoch: int
+    is_behind: bool
+    """More were left the last time, or it is the first time."""
     began_ns: int
 
 
@@ -218,6 +222,9 @@ class RemoteTier:
         """Namespace -> what is known of its epoch."""
         self.known = KnownChunks()
         """What servers have told of chunks, of all namespaces and epochs."""
+        self._forgotten = 0
+        self._forgot_until_ns = 0
+        """Until then more was told than can be known, so nothing is taken to be absent."""
         self.pursuits: OrderedDict[Pursuit, None] = OrderedDict()
         self.wanted: dict[tuple[bytes, bytes], tuple[Pursuit, int]] = {}
         """(namespace, key) -> the pursuit that looks for it, and its position there."""
@@ -331,10 +338,18 @@ class RemoteTier:
             self.tell(space, mark, STORED)
         return kind in (STORED, GONE)
 
+    def _forgot_lately(self, now_ns: int) -> bool:
+        if self.known.forgotten != self._forgotten:
+            self._forgotten = self.known.forgotten
+            self._forgot_until_ns = now_ns + DOUBTED_MS * MILLISECOND_NS
+        return now_ns < self._forgot_until_ns
+
     def is_unannounced(self, space: Space, key: bytes, now_ns: int) -> bool:
         """Nobody has told that the store has a chunk, and whoever has written one would have."""
         epoch = self.epoch_of(space, now_ns)
-        if epoch is None or self.epochs[space.digest].announcements.state(epoch, now_ns) != "heard":
+        if epoch is None or self._forgot_lately(now_ns):
+            return False
+        if self.epochs[space.digest].announcements.state(epoch, now_ns) != "heard":
             return False
         return self.known.kind(self.mark(space, epoch, key)) != WRITTEN
 

@@ -1,11 +1,12 @@
 """The report of `kvserver doctor`: what is in it, what is not, and what it does when something cannot be found out."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvserver.cli.doctor import report
+from kvserver.cli.doctor import peers, report
 from kvserver.cli.doctor.doctor import Finding
 from kvserver.config.config import Config
 from kvserver.errors import ConfigError, ResourceError
@@ -58,6 +59,33 @@ def test_a_section_that_cannot_be_found_out_ends_no_other(monkeypatch: pytest.Mo
     found = sections(report.text_of(Config(), {}, FINDINGS, status))
     assert found["machine"][-1] == "cannot be found out: [Errno 13] not allowed"
     assert found["server"]
+
+
+def test_of_an_engines_arguments_it_tells_no_more_than_a_name(tmp_path: Path) -> None:
+    program = "token = 'hf_SECRET'; run({'cudagraph_mode': 'NONE'}, prompt='private')"
+    for arguments, said in (
+        (["python", "-c", program], "cudagraph_mode none"),
+        (["vllm", "serve", "--enforce-eager"], "--enforce-eager"),
+        (
+            ["vllm", "serve", '--compilation-config={"cudagraph_mode": "NONE", "key": "hf_SECRET"}'],
+            "cudagraph_mode none",
+        ),
+    ):
+        (told,) = peers.slow_settings(peers.Peer(7, "engine", arguments, {}))
+        assert f"runs with {said}: " in told
+        assert "SECRET" not in told
+        assert "private" not in told
+
+
+def test_bytes_that_are_no_text_are_written_as_they_can_be(tmp_path: Path) -> None:
+    report.write(tmp_path / "report", "a\udcffb")
+    assert (tmp_path / "report").read_bytes() == b"a\\udcffb"
+
+
+def test_a_device_in_place_of_a_file_keeps_its_mode() -> None:
+    mode = os.stat("/dev/null").st_mode
+    report.write(Path("/dev/null"), "text")
+    assert os.stat("/dev/null").st_mode == mode
 
 
 def test_its_file_is_for_this_user_alone_and_one_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import select
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -209,6 +210,28 @@ def test_announcements_that_hang_keep_neither_notes_nor_probes_from_being_served
     scene.store.gate.set()
     assert scene.end_of(told).fault == ""
     assert (scene.end_of(heard).marks, scene.end_of(heard).is_all) == (b"8 bytes.", True)
+
+
+def test_calls_that_have_waited_for_long_behind_a_dead_store_end_without_a_call(tmp_path: Path) -> None:
+    """One by one they would take so long that the brain ends the mover."""
+
+    class Slow(DirectoryStore):
+        calls = 0
+
+        def notes(self, names: Sequence[NamespaceName]) -> list[bytes | None]:
+            self.calls += 1
+            time.sleep(0.15)
+            raise StoreError("remote-slow", "no answer")
+
+    store = Slow(str(tmp_path))
+    engine = RemoteEngine(store, memoryview(bytearray(64)), jobs_max=200, waited_s_max=0.3)
+    for job in range(100):
+        assert engine.submit(ReadNote(job, name_of(1).of))
+    ends: list[Ended] = []
+    until("all to end", lambda: ends.extend(engine.ended()) or len(ends) == 100)
+    assert {ended.fault for ended in ends} == {"remote-slow"}
+    assert 1 <= store.calls < 20
+    engine.close()
 
 
 def test_more_jobs_than_the_bound_are_not_taken_and_all_that_were_taken_end(scene: Scene) -> None:

@@ -14,7 +14,7 @@ def mark(number: int) -> int:
 def test_what_was_told_last_of_a_chunk_counts() -> None:
     known = KnownChunks(16)
     assert known.kind(mark(1)) == UNKNOWN
-    for kind in (STORED, WRITTEN, GONE, WRITTEN):
+    for kind in (STORED, WRITTEN, GONE, WRITTEN):  # in this order, as they happen
         known.note(mark(1), kind)
         assert known.kind(mark(1)) == kind
     assert known.kind(mark(2)) == UNKNOWN
@@ -28,8 +28,27 @@ def test_a_full_table_forgets_chunks_and_never_takes_one_for_another() -> None:
         known.note(mark(number), told[number])
         assert known.kind(mark(number)) == told[number]
     kept = [number for number in told if known.kind(mark(number)) != UNKNOWN]
-    assert 0 < len(kept) <= 64
+    assert 0 < len(kept) <= 2 * 64
     assert all(known.kind(mark(number)) == told[number] for number in kept)
+    assert known.forgotten > 0
+
+
+def test_chunks_that_are_only_stored_take_the_place_of_none_that_is_in_the_store() -> None:
+    known = KnownChunks(64)
+    for number in range(16):
+        known.note(mark(number), WRITTEN)
+    for number in range(1000, 3000):
+        known.note(mark(number), STORED)
+    assert [known.kind(mark(number)) for number in range(16)] == [WRITTEN] * 16
+    assert known.forgotten == 0
+
+
+def test_that_a_chunk_was_stored_says_nothing_new_of_one_whose_place_in_the_store_is_known() -> None:
+    known = KnownChunks(64)
+    for kind in (WRITTEN, GONE):
+        known.note(mark(1), kind)
+        known.note(mark(1), STORED)
+        assert known.kind(mark(1)) == kind
 
 
 def test_a_table_that_is_half_full_has_nearly_all_of_them() -> None:

@@ -13,7 +13,7 @@ from kvserver.remote.announcement import pack
 from kvserver.remote.chunk_value import Head, WrongValue, encode, fragments_of
 from kvserver.remote.secrets import SecretSource
 from kvserver.remote.store import Gone, Store, StoreError
-from kvserver.remote.valkey import Settings, ValkeyStore
+from kvserver.remote.valkey import IDLE_READS, Settings, ValkeyStore
 from tests.process.harness import until
 from tests.rigs.fault_proxy import FaultProxy
 from tests.rigs.remote_chunks import NAMESPACE, head_of, name_of, payloads_of, targets_of
@@ -170,6 +170,32 @@ def test_announcements_of_another_shape_are_an_error_and_the_place_stays(
         with pytest.raises(StoreError, match="remote-down"):
             store.announced(NAMESPACE, 5, None)
     assert store.announced(NAMESPACE, 5, None).batch == pack([8])
+
+
+def test_a_log_that_was_lost_and_begun_anew_by_a_clock_that_is_behind_is_read_from_its_begin(
+    server: ValkeyServer,
+) -> None:
+    store = opened(server)
+    store.announce(NAMESPACE, 5, pack([8]))
+    place = store.announced(NAMESPACE, 5, None).cursor
+    server.ask("DEL", LOG)
+    server.ask("XADD", LOG, "7-1", "m", "8 bytes.")
+    told = b""
+    for _ in range(2 * IDLE_READS):
+        found = store.announced(NAMESPACE, 5, place)
+        told, place = told + found.batch, found.cursor
+    assert told == b"8 bytes."
+
+
+@pytest.mark.parametrize("size", [(1 << 20) - 300, 3 << 20, 8 << 20])
+def test_values_in_one_piece_are_read_whatever_their_size(server: ValkeyServer, size: int) -> None:
+    store = opened(server)
+    head = head_of(name_of(1), sizes=(size,))._replace(fragment_bytes=0)
+    assert store.write(name_of(1), head, payloads_of(head))
+    (found,) = store.heads([name_of(1)], SHARDS)
+    targets = targets_of(head)
+    store.read(name_of(1), found, targets)
+    assert targets == payloads_of(head)
 
 
 def test_foreign_entries_among_announcements_are_passed_over(server: ValkeyServer) -> None:

@@ -1,11 +1,17 @@
 """What a server makes of announcements: which chunks it looks for, which it writes, and what it tells."""
 
-from kvserver.remote.announcement import GONE, STORED, WRITTEN, Kind, mark_of, pack, unpack
+import msgspec
+import pytest
+
+from kvserver.remote.announcement import GONE, STORED, WRITTEN, Kind, KnownChunks, mark_of, pack, unpack
 from kvserver.service.base.events import MoverGone
+from kvserver.service.remote.announcements import CATCHING_UP_MAX, REFUSED_MS
+from kvserver.service.state import remote_tier
 from kvserver.service.state.announcements import DOUBTED_MS, HEARD_MS, TRIED_EVERY
 from kvserver.wire.messages import KEY_BYTES
 from kvserver.wire.orders import (
     AnnounceRemote,
+    FetchRemote,
     ListenRemote,
     ProbeRemote,
     PutRemote,
@@ -15,7 +21,7 @@ from kvserver.wire.orders import (
     RemoteNoteRead,
     RemoteProbed,
 )
-from tests.rigs.brain_rig import NAMESPACE, chain, key
+from tests.rigs.brain_rig import CHUNK_TOKENS, FULL, NAMESPACE, Client, chain, key
 from tests.rigs.remote_rig import EPOCH, RemoteRig
 
 CHUNKS = 5
@@ -32,8 +38,12 @@ class Announcing(RemoteRig):
     def __init__(self, *told: int, is_all: bool = True, **options: object) -> None:
         """told: what the store answers when the brain listens for the first time."""
         super().__init__(**options)
-        self.listened, self.notes, self.taken, self.answered = 0, 1, 0, 0
+        self.listened, self.notes, self.taken, self.answered, self.tried = 0, 1, 0, 0, 0
         self.hear(*told, is_all=is_all)
+        if is_all:
+            self.client.lookup(chain(7777, CHUNKS))  # the first one is tried in any case
+            self.has(chain(7777, CHUNKS))
+            self.tried = 1
 
     def hear(self, *told: int, fault: str = "", is_all: bool = True) -> None:
         """The store answers with these marks when the brain listens next."""
@@ -60,8 +70,12 @@ class Announcing(RemoteRig):
             self.taken = len(self.asked(AnnounceRemote))
         return [one for order in self.asked(AnnounceRemote) for one in unpack(order.marks)]
 
+    def sought(self) -> list[ProbeRemote]:
+        """Probes but the first one."""
+        return self.asked(ProbeRemote)[self.tried :]
+
     def probes(self) -> int:
-        return len(self.asked(ProbeRemote))
+        return len(self.sought())
 
 
 def test_a_chunk_of_which_nobody_has_told_is_not_looked_for() -> None:
@@ -73,7 +87,7 @@ def test_a_chunk_of_which_nobody_has_told_is_not_looked_for() -> None:
 def test_a_chunk_that_was_told_to_be_written_is_looked_for_and_what_follows_it_too() -> None:
     rig = Announcing(mark(0, STORED), mark(0, WRITTEN))
     assert rig.client.lookup(KEYS).coming == CHUNKS
-    (probe,) = rig.asked(ProbeRemote)
+    (probe,) = rig.sought()
     assert probe.keys == KEYS
 
 
@@ -149,21 +163,27 @@ def test_some_chunks_are_tried_all_the_same_and_one_that_is_there_makes_all_doub
     rig.client.lookup(last)
     assert rig.probes() == 1
     rig.has(last, 0)
+    rig.report(rig.mover, RemoteEnded(rig.asked(FetchRemote)[-1].job, "remote-slow", 1))
     rig.client.lookup(chain(TRIED_EVERY + 2, CHUNKS))
     assert rig.probes() == 2, "nobody told of the last one, so others may be there, too"
-    for _ in range(DOUBTED_MS // 400):
+    rig.has(chain(TRIED_EVERY + 2, CHUNKS))
+    assert rig.told() == [mark(0, WRITTEN, last)]
+    for _ in range(DOUBTED_MS // 400 + 5):
         rig.pass_time(400)
         if len(rig.asked(ListenRemote)) > rig.listened:
             rig.hear()
     rig.client.lookup(chain(TRIED_EVERY + 3, CHUNKS))
-    assert rig.probes() == 2
+    assert rig.probes() == 3, "after ten minutes one is tried in any case"
+    rig.has(chain(TRIED_EVERY + 3, CHUNKS))
+    rig.client.lookup(chain(TRIED_EVERY + 4, CHUNKS))
+    assert rig.probes() == 3
 
 
 def test_of_a_thousand_lookups_that_miss_fewer_than_ten_ask_the_store() -> None:
     rig = Announcing()
     for seed in range(2, 1002):
         assert rig.client.lookup(chain(seed, CHUNKS)).chunks == 0
-        for probe in rig.asked(ProbeRemote)[rig.answered :]:
+        for probe in rig.sought()[rig.answered :]:
             rig.report(rig.mover, RemoteProbed(probe.job, [b""] * CHUNKS, [], 1))
         rig.answered = rig.probes()
     assert 0 < rig.probes() < 10
@@ -173,9 +193,110 @@ def test_a_miss_that_was_tried_makes_nothing_doubtful() -> None:
     rig = Announcing()
     for seed in range(2, TRIED_EVERY + 2):
         rig.client.lookup(chain(seed, CHUNKS))
-    rig.has(KEYS)
+    assert rig.probes() == 1
+    rig.has(chain(TRIED_EVERY + 1, CHUNKS))
     rig.client.lookup(chain(TRIED_EVERY + 2, CHUNKS))
     assert rig.probes() == 1
+
+
+def test_a_lookup_that_never_asks_uses_up_no_try() -> None:
+    """Short prompts between long ones, of which fewer tokens than tokens_min could come."""
+    rig = Announcing(tokens_min=3 * CHUNK_TOKENS)
+    for seed in range(2, 2 * TRIED_EVERY + 4, 2):
+        rig.client.lookup(chain(seed, CHUNKS))
+        rig.client.lookup(chain(seed + 1, 1))
+    assert rig.probes() == 1
+
+
+def test_chunks_that_are_found_before_they_are_told_of_make_nothing_doubtful() -> None:
+    """Their marks are on their way."""
+    rig = Announcing(mark(0, WRITTEN))
+    rig.client.lookup(KEYS)
+    rig.has(KEYS, 0, 1, 2)
+    rig.client.lookup(chain(2, CHUNKS))
+    assert rig.probes() == 1
+    assert rig.told()[-2:] == [mark(1, WRITTEN), mark(2, WRITTEN)]
+
+
+def test_more_than_can_be_known_makes_all_doubtful(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_tier, "KnownChunks", lambda: KnownChunks(4))
+    rig = Announcing(*(4 * number + WRITTEN for number in range(1, 6)))
+    rig.client.lookup(KEYS)
+    assert rig.probes() == 1
+
+
+def test_a_chain_that_the_store_has_lost_is_written_again_with_one_use() -> None:
+    rig = Announcing(*(mark(chunk, WRITTEN) for chunk in range(CHUNKS)), write="through")
+    rig.client.lookup(KEYS)
+    rig.has(KEYS)
+    assert rig.told() == [mark(chunk, GONE) for chunk in range(CHUNKS)]
+    rig.client.store(KEYS)
+    rig.pass_time(400)
+    assert len(rig.asked(PutRemote)) == CHUNKS
+
+
+@pytest.mark.parametrize("fault", ["gone", "digest"])
+def test_a_chunk_that_is_lost_between_probe_and_read_is_told_to_be_gone(fault: str) -> None:
+    rig = Announcing(mark(0, WRITTEN))
+    rig.client.lookup(KEYS)
+    rig.has(KEYS, 0)
+    (fetch,) = rig.asked(FetchRemote)
+    rig.report(rig.mover, RemoteEnded(fetch.job, fault, 1))
+    assert rig.told()[-1] == mark(0, GONE)
+
+
+def test_a_probe_that_ends_after_its_namespace_is_gone_does_nothing() -> None:
+    rig, other = Announcing(mark(0, WRITTEN)), bytes(range(50, 82))
+    second = Client(rig, engine="second")
+    second.register(namespace=other)
+    rig.pass_time(100)
+    rig.client.lookup(KEYS)
+    rig.core.remote.remote = rig.core.remote.remote._replace(read_bytes_in_flight=1)
+    rig.has(KEYS, *range(CHUNKS))
+    assert second.lookup(chain(9, CHUNKS), namespace=other).coming == CHUNKS
+    probe = rig.sought()[-1]
+    rig.worker_gone(max(rig.core.sessions))
+    rig.wait_ms(50)
+    rig.report(rig.mover, RemoteProbed(probe.job, [b""] * CHUNKS, [], 1))
+    assert rig.client.lookup(KEYS).coming == CHUNKS
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_a_chunk_that_several_ranks_store_is_stored_once(ranks: int) -> None:
+    """The second rank's part is no second use."""
+    rig = Announcing()
+    space = bytes(range(60, 92))
+    clients = [
+        Client(rig, engine="wide", ranks=ranks, rank=rank).register(
+            [msgspec.structs.replace(FULL, shards=ranks, shard=rank)], namespace=space
+        )
+        for rank in range(ranks)
+    ]
+    rig.pass_time(100)
+    for client in clients:
+        client.store(KEYS)
+    rig.pass_time(400)
+    assert rig.asked(PutRemote) == []
+    assert [one & 3 for one in rig.told()].count(STORED) == CHUNKS
+
+
+def test_a_log_that_cannot_be_read_is_left_alone_for_a_while() -> None:
+    rig = Announcing()
+    rig.hear(fault="remote-denied")
+    asked = len(rig.asked(ListenRemote))
+    rig.pass_time(REFUSED_MS - 2_000)
+    assert len(rig.asked(ListenRemote)) == asked
+    rig.pass_time(3_000)
+    assert len(rig.asked(ListenRemote)) == asked + 1
+
+
+def test_only_some_namespaces_read_a_long_log_at_a_time() -> None:
+    rig = Announcing()
+    for number in range(5):
+        Client(rig, engine=f"engine {number}").register(namespace=bytes([70 + number] * 32))
+    rig.pass_time(200)
+    under_way = [order.namespace for order in rig.asked(ListenRemote) if order.namespace[0] >= 70]
+    assert len(under_way) == CATCHING_UP_MAX
 
 
 def test_what_is_stored_written_and_found_gone_is_told_once() -> None:
