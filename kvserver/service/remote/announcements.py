@@ -15,7 +15,7 @@ from kvserver.wire.orders import AnnounceRemote, ListenRemote, RemoteEnded, Remo
 
 CATCHING_UP_MAX = 2
 """Namespaces whose announcements are read on at once: taking them in keeps the brain from others."""
-AWAY_MS = 5_000
+AWAY_MS = 2_000
 REFUSED_MS = 60_000
 """Pauses after a call that failed."""
 
