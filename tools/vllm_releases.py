@@ -27,7 +27,7 @@ import msgspec
 
 from kvclient.vllm.layout import groups_of, layout_of
 from kvclient.vllm.releases import Row, table
-from kvclient.vllm.versions import READ_UNCHECKED, READ_WHILE_SERVING, allocations
+from kvclient.vllm.versions import READ_ONE_OF, READ_UNCHECKED, READ_WHILE_SERVING, allocations
 from kvserver.errors import RequestError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -211,6 +211,9 @@ def _fields(sources: Sources) -> list[str]:
             continue
         members = sources.members(path)
         lacks += [f"{path} has no {name!r}" for name in wanted if name not in members]
+    for path, either in READ_ONE_OF.items():
+        if sources.class_of(path) is not None and not set(either) & set(sources.members(path)):
+            lacks.append(f"{path} has neither {either[0]!r} nor {either[1]!r}")
     return lacks
 
 

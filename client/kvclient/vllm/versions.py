@@ -38,6 +38,9 @@ READ_WHILE_SERVING = {
 """vLLM's classes, and the fields that are read of their objects. READ_UNCHECKED
 has the others."""
 
+READ_ONE_OF = {"vllm.v1.core.sched.output.KVConnectorBlockState": ("get_block_ids", "block_ids")}
+"""Classes that only some releases have, and fields of which one is read."""
+
 READ_UNCHECKED = {
     "vllm.config.cache.CacheConfig": ("cache_dtype", "prefix_caching_hash_algo"),
     "vllm.config.compilation.CompilationConfig": ("static_forward_context",),
@@ -161,10 +164,20 @@ def check_read_while_serving(release: str) -> None:
     for path, wanted in READ_WHILE_SERVING.items():
         module, _, name = path.rpartition(".")
         found = getattr(import_module(module), name)
-        fields = {field.name for field in dataclasses.fields(found)} if dataclasses.is_dataclass(found) else set()
         for field in wanted:
-            if field not in fields and not hasattr(found, field):
+            if not _has(found, field):
                 raise _lack(release, path, field)
+    for path, either in READ_ONE_OF.items():
+        module, _, name = path.rpartition(".")
+        found = getattr(import_module(module), name, None)
+        if found is not None and not any(_has(found, field) for field in either):
+            raise _lack(release, path, either[0])
+
+
+def _has(found: type, field: str) -> bool:
+    """A class has this member, or its objects have this field."""
+    fields = {one.name for one in dataclasses.fields(found)} if dataclasses.is_dataclass(found) else set()
+    return field in fields or hasattr(found, field)
 
 
 def drops_quiet_steps() -> bool:
@@ -372,7 +385,8 @@ class BlockTables:
         These are complete when the step's forward pass is done. For other state blocks in a table, nobody knows at
         which token the state stopped.
         """
-        tables: Tables = state.get_block_ids(name) or ()
+        held = getattr(state, "block_ids", None)  # in 0.29; newer releases have a method
+        tables: Tables = (held.get(name) if held is not None else state.get_block_ids(name)) or ()
         if not (self._state_tokens and tables):
             return tables
         shown = [[NULL] * len(table) if group in self._state_tokens else table for group, table in enumerate(tables)]

@@ -1,6 +1,7 @@
 """Differences between vLLM's releases, with objects that look like each of them."""
 
 import sys
+from contextlib import nullcontext
 from dataclasses import make_dataclass
 from enum import Enum
 from importlib import import_module
@@ -56,8 +57,10 @@ def test_a_step_counts_what_will_be_computed_but_no_drafts() -> None:
     assert list(scheduled(step)) == [("a", 0, 10, True), ("b", 30, 37, True)]
 
 
-def test_tables_are_taken_where_they_are_offered() -> None:
-    state = SimpleNamespace(get_block_ids={"a": ([1, 2], [3])}.get)
+@pytest.mark.parametrize("release", ["0.29", "0.30"])
+def test_tables_are_taken_where_they_are_offered(release: str) -> None:
+    held = {"a": ([1, 2], [3])}
+    state = SimpleNamespace(block_ids=held) if release == "0.29" else SimpleNamespace(get_block_ids=held.get)
     of = BlockTables({}).of_step(output([], [], kv_connector_block_state=state))
     assert of("a") == ([1, 2], [3])
     assert of("gone") == ()
@@ -260,6 +263,16 @@ def test_what_steps_will_read_is_looked_for_when_the_engine_starts(engine_classe
     del pool.BlockPool.touch
     with pytest.raises(RequestError, match=r"vLLM 0\.99\.1: .*BlockPool has no 'touch'"):
         check_read_while_serving("0.99.1")
+
+
+def test_tables_that_are_offered_in_a_form_that_nobody_knows_are_noticed_when_the_engine_starts(
+    engine_classes: dict[str, ModuleType],
+) -> None:
+    output = engine_classes["vllm.v1.core.sched.output"]
+    for fields, is_known in (["block_ids"], True), (["get_block_ids"], True), (["tables"], False):
+        output.KVConnectorBlockState = make_dataclass("KVConnectorBlockState", fields)
+        with nullcontext() if is_known else pytest.raises(RequestError, match="KVConnectorBlockState has no"):
+            check_read_while_serving("0.99.1")
 
 
 def test_the_allocations_of_a_cache_are_one_or_one_for_each_of_its_tensors() -> None:
