@@ -51,7 +51,7 @@ STATES = ("none", "healthy", "stopped", "dead")
 """States of the stores whose servers are asked."""
 LOOKUPS, LOOKUP_CHUNKS = 500, 12
 SEEDS = itertools.count(10)
-"""Of prompts that nobody has asked for."""
+"""Seeds of prompts that nobody has asked for."""
 
 
 class Plain(Protocol):

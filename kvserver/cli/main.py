@@ -231,16 +231,16 @@ def doctor(
     from kvserver.cli.doctor.doctor import examine
 
     findings = examine(config)
-    if report:
-        from kvserver.cli.doctor.report import text_of, write
-
-        write(Path(report), text_of(config, origins, findings, _ask_status))
     if as_json:
         _print_json([finding._asdict() for finding in findings])
     else:
         width = max(len(finding.check) for finding in findings)
         for finding in findings:
             typer.echo(f"{finding.verdict:4}  {finding.check:{width}}  {finding.text}")
+    if report:
+        from kvserver.cli.doctor.report import text_of, write
+
+        write(Path(report), text_of(config, origins, findings, _ask_status))
     if any(finding.verdict == "fail" for finding in findings):
         raise typer.Exit(1)
 

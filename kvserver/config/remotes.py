@@ -25,7 +25,7 @@ class Remote(NamedTuple):
     name: str
     url: str
     write: Write = "reuse"
-    """reuse: chunks that are asked for a second time. through: all that is stored. never: nothing."""
+    """reuse: chunks that are used a second time, on any machine. through: all that is stored. never: nothing."""
     tenant: str = "-"
     """Part of all names in the store, so that permissions can be given for it."""
     prefix: str = ""

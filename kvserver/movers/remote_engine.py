@@ -120,9 +120,9 @@ class Ended(NamedTuple):
     note: bytes | None = None
     """Of a ReadNote; None if there is none."""
     marks: bytes = b""
-    """Of a Listen, at most LISTENED_BYTES_MAX."""
+    """Marks that a Listen brought, at most LISTENED_BYTES_MAX."""
     is_all: bool = True
-    """Of a Listen: whether there are no more."""
+    """Whether a Listen has left no more."""
     io_ns: int = 0
 
 
@@ -154,7 +154,7 @@ class RemoteEngine:
         self._notes: deque[ReadNote | WriteNote] = deque()
         self._announcements: deque[Announce | Listen] = deque()
         self._listeners: OrderedDict[tuple[NamespaceName, int], _Listener] = OrderedDict()
-        """Of the announcements' thread alone."""
+        """Only the announcements' thread uses it."""
         self._writers_left = threads - 1
         self._open: dict[int, bool] = {}
         """Job -> whether it was cancelled."""

@@ -44,9 +44,10 @@ def unpack(batch: bytes) -> Sequence[int]:
 
 
 class KnownChunks:
-    """What was told last of each chunk. Its size is fixed: a new chunk takes the place of another one when all places
-    in which it may lie are taken. Chunks that are only stored somewhere take places of their own, so that they never
-    take that of one that is in the store; and what is known of the store counts for more than that they are stored."""
+    """The last announcement of each chunk. Its size is fixed: a new chunk takes the place of another one when all
+    places in which it may lie are taken. Chunks that are only stored somewhere take places of their own, so that
+    they never take that of one that is in the store; and what is known of the store counts for more than that they
+    are stored."""
 
     def __init__(self, most: int = KNOWN_MAX) -> None:
         """most: chunks of each of the two, a power of two."""
@@ -63,7 +64,7 @@ class KnownChunks:
             self.forgotten += self._in_store.put(mark | kind) & KIND_BITS == WRITTEN
 
     def kind(self, mark: int) -> int:
-        """What counts of the chunk."""
+        """The kind that counts for the chunk."""
         return self._in_store.kind(mark) or self._stored.kind(mark)
 
 

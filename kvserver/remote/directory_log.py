@@ -24,7 +24,7 @@ OTHER_EPOCH_S_MAX = 86_400
 """Files of another epoch are removed when they were not written to for so long."""
 READ_BYTES_MAX = 1 << 20
 READ_S_MAX = 1.0
-"""Afterwards the rest is left for the next time."""
+"""Afterwards the rest is left for the next time, if something was read."""
 UNREADABLE = (errno.ENOENT, errno.ELOOP, errno.EACCES, errno.ESTALE)
 """Answers for a file that is gone, or that this server cannot read: the others are read."""
 
@@ -56,7 +56,7 @@ class AnnouncementFiles:
             if not size and not written:
                 path.unlink(missing_ok=True)  # a full disk gets no file for each batch
             elif written % MARK_BYTES == 0:
-                # Behind a part of a mark nobody could read on: then the next batch begins another file.
+                # Nobody could read on after a part of a mark: then the next batch begins another file.
                 self._mine[epoch] = path, size + written
         if not size:
             self._sweep(path)
@@ -75,7 +75,8 @@ class AnnouncementFiles:
             offsets[name] = offsets.get(name, 0) + len(piece)
             pieces.append(piece)
             left -= len(piece)
-            if left <= 0 or time.monotonic() > due_s:
+            # Without anything new it goes on, or files far down the list would never be reached on a slow file system.
+            if left <= 0 or (left < READ_BYTES_MAX and time.monotonic() > due_s):
                 left = 0
                 break
         kept = {name: offset for name, offset in offsets.items() if name in names}

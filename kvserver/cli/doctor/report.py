@@ -102,7 +102,7 @@ def _release() -> Iterator[str]:
 
 
 def _machine() -> Iterator[str]:
-    yield f"system {platform.freedesktop_os_release().get('PRETTY_NAME', '?')}, Linux {platform.release()}"
+    yield f"Linux {platform.release()}"
     yield f"python {platform.python_implementation()} {platform.python_version()}, libc {' '.join(platform.libc_ver())}"
     models = {
         line.partition(":")[2].strip()
@@ -124,6 +124,7 @@ def _machine() -> Iterator[str]:
         if (said := _content(path)) is not None:
             yield f"{path}: {said}"
     yield from _topology()
+    yield f"system {platform.freedesktop_os_release().get('PRETTY_NAME', '?')}"  # a small container may lack the file
 
 
 def _topology() -> Iterator[str]:

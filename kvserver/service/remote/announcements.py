@@ -1,4 +1,4 @@
-"""What servers tell one another of chunks in the remote store, and what follows from it.
+"""Announcements between servers: they are told and heard here, and what follows from them is done.
 
 A chunk of which nobody has told is not looked for, so that a miss costs no call. It is told to the others when it is
 stored, written to the store, or found gone there. With `reuse` a chunk that is stored here is written if it was stored

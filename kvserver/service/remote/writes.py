@@ -1,8 +1,8 @@
 """Writes from DRAM to the remote store: which chunks, in which order, and when not.
 
-With `reuse` a chunk is written when it is found a second time, with `through` when it is stored. Parents go first,
-because a chunk without those before it is of no use to anybody. Nothing waits for a write: a chunk that could not be
-written is offered again when it is used again.
+With `reuse` a chunk is written when it is found again, or stored where any server had stored it before; with `through`
+when it is stored. Parents go first, because a chunk without those before it is of no use to anybody. Nothing waits for
+a write: a chunk that could not be written is offered again when it is used again.
 """
 
 from array import array

@@ -297,3 +297,18 @@ def test_foreign_files_among_announcements_are_no_error_and_no_pipe_keeps_a_read
     mine.with_name(f"{5:016x}.link").symlink_to(mine)
     mine.with_name(f"{5:016x}.odd").write_bytes(b"cut")
     assert list(unpack(store.announced(NAMESPACE, 5, None).batch)) == [8]
+
+
+def test_on_a_slow_file_system_the_last_file_of_announcements_is_read_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writers = [DirectoryStore(str(tmp_path)) for _ in range(5)]
+    for number, writer in enumerate(writers):
+        writer.announce(NAMESPACE, 5, pack([4 * number + 8]))
+    monkeypatch.setattr("kvserver.remote.directory_log.READ_S_MAX", -1.0)
+    reader, place, told = DirectoryStore(str(tmp_path)), None, []
+    for _ in range(len(writers) + 1):
+        found = reader.announced(NAMESPACE, 5, place)
+        told, place = [*told, *unpack(found.batch)], found.cursor
+    assert sorted(told) == [4 * number + 8 for number in range(5)]
+    assert found.is_all
