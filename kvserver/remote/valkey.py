@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from glide_shared import exceptions as glide
 from glide_shared.commands.batch import Batch, ClusterBatch
@@ -88,6 +88,7 @@ ENTRY_ID = re.compile(rb"\d+-\d+")
 Kind = Literal["probe", "bulk", "note", "announce"]
 Client = GlideClient | GlideClusterClient
 Scrub = Callable[[str], str]
+Failure = TypeVar("Failure", bound=Exception)
 WRONG_TYPE = "WRONGTYPE"
 GLOB = "\\*?[]^"
 """Letters that a pattern of SCAN takes for something else than themselves."""
@@ -670,7 +671,7 @@ def _head(name: ChunkName, answer: Any, scrub: Scrub) -> Head | StoreError | Wro
     try:
         return decode_of(name, value)
     except WrongValue as problem:
-        return problem
+        return _without_frames(problem)
 
 
 def _listed(pieces: Sequence[str]) -> Listed | None:
@@ -686,7 +687,7 @@ def _listed(pieces: Sequence[str]) -> Listed | None:
 
 def _translated(problem: Exception, scrub: Scrub, *, otherwise: Problem = "remote-refused") -> StoreError:
     """An error of the library as one of ours, without the secret in it."""
-    text = str(problem)
+    text = str(_without_frames(problem))
     code = otherwise
     if isinstance(problem, glide.TimeoutError):
         code = "remote-slow"
@@ -697,6 +698,13 @@ def _translated(problem: Exception, scrub: Scrub, *, otherwise: Problem = "remot
             code = meaning
             break
     return StoreError(code, scrub(text))
+
+
+def _without_frames(problem: Failure) -> Failure:
+    """An error whose frames would refer to it, and so form a cycle with the views of memory that a call was given.
+
+    The library exports such views. Python 3.12 crashes when it collects a cycle with one that is exported."""
+    return problem.with_traceback(None)
 
 
 def _gathered(wanted: Sequence[tuple[Fragment, memoryview]]) -> Iterator[list[tuple[Fragment, memoryview]]]:

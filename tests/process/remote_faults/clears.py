@@ -86,14 +86,14 @@ class Clears:
         assert self._second.lookup(cleared).chunks == 0, "a copy of a cleared namespace outlived its return"
 
     def _stored(self) -> Prompt:
-        """A prompt that the store has: it is used until it is there."""
         new = prompt(next(self._seeds), CHUNKS)
         self._first.store(new)
         return new
 
     def _until_second_has(self, wanted: Prompt, and_then: Callable[[], None] = lambda: None) -> None:
         def has() -> bool:
-            self._first.retrieve(wanted)  # so that it is offered again if the store did not take it
+            if self._first.retrieve(wanted) < CHUNKS:  # it also offers it to the store again
+                self._first.store(wanted)
             found = self._second.lookup(wanted).chunks
             if found:
                 and_then()

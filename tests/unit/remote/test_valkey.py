@@ -1,8 +1,11 @@
 """Bad days of a Valkey: frozen, killed, full, evicting, forbidding, foreign or damaged values, one node of three."""
 
+import gc
 import random
 import re
+import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -366,6 +369,29 @@ def test_foreign_and_damaged_values_are_no_heads_and_their_payloads_are_not_give
     with pytest.raises(StoreError, match="remote-refused"):
         store.read(name, head, targets_of(head))
     assert not store.write(name, head, payloads_of(head))
+
+
+def test_what_a_call_was_given_is_in_no_cycle_after_an_error(server: ValkeyServer) -> None:
+    """Otherwise Python 3.12 crashes when it collects the cycle."""
+    store = opened(server, **HASTY)
+    name = name_of(1)
+    head = written(store, 1)
+    (key,) = keys(server)
+    gc.disable()
+    try:
+        _set(server, key, b"somebody else's")
+        (wrong,) = store.heads([name], SHARDS)
+        assert isinstance(wrong, WrongValue)
+        assert wrong.__traceback__ is None
+        server.stop()
+        payloads = payloads_of(head)
+        kept = [weakref.ref(payload) for payload in payloads]
+        with suppress(StoreError):
+            store.write(name_of(2), head, payloads)
+        del payloads
+        assert not [view for view in kept if view() is not None]
+    finally:
+        gc.enable()
 
 
 def _set(server: ValkeyServer, key: str, value: bytes) -> None:
