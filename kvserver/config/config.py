@@ -194,8 +194,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     recompute_tokens_per_s: Annotated[
         int,
         Within(0, 1_000_000_000),
-        "How fast an engine prefills. A prefix that disks or a remote store would bring more slowly, at the rate that "
-        "was measured, is not offered. 0: it always is.",
+        "How fast an engine prefills. A prefix that disks or a remote store would bring more slowly, at the rates that "
+        "were measured in the last minute, is not offered. 0: it always is.",
     ] = 0
     chunks_max: Annotated[
         int, Within(1, 100_000_000), "Chunks in the index, all namespaces together; bounds the brain's memory."

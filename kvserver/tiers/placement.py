@@ -21,6 +21,8 @@ RATE_WINDOW_S = 1.0
 """Busy time after which a measurement counts half as much, or less."""
 RATE_BYTES_MIN = 1 << 20
 """Fewer bytes are not enough for a measurement."""
+RATE_HOLDS_NS = 60 * 1_000_000_000
+"""A rate that was measured longer ago refuses nothing: what is refused is not measured again."""
 
 STALLED_NS = 10_000_000_000
 """A device that takes no write for this long, although writes wait, is reported."""
@@ -78,6 +80,9 @@ class Rate:
         self._recent_bytes, self._recent_s = RATE_AT_FIRST * GUESS_S, GUESS_S
         self.measured = False
         """False: bytes_per_s is a guess. Decisions use it, but it is not shown."""
+        self.is_old = False
+        """It was measured, but not lately."""
+        self._measured_ns = 0
         self._busy_since_ns = 0
         self._bytes = 0
         self._pending = 0
@@ -94,12 +99,15 @@ class Rate:
         self._bytes += moved_bytes
         took_ns = now_ns - self._busy_since_ns
         if self._bytes >= RATE_BYTES_MIN and took_ns > 0:
-            self.measured = True
+            self.measured, self.is_old, self._measured_ns = True, False, now_ns
             # Bytes and times are added up apart: ends are often told in bursts, between which hardly any time passes.
             keeps = RATE_WINDOW_S / (RATE_WINDOW_S + took_ns / 1e9)
             self._recent_bytes = self._recent_bytes * keeps + self._bytes
             self._recent_s = self._recent_s * keeps + took_ns / 1e9
             self._busy_since_ns, self._bytes = now_ns, 0
+
+    def tick(self, now_ns: int) -> None:
+        self.is_old = self.measured and now_ns - self._measured_ns > RATE_HOLDS_NS
 
     @property
     def bytes_per_s(self) -> float:
@@ -107,6 +115,26 @@ class Rate:
 
     def seconds_for(self, count: int) -> float:
         return count / self.bytes_per_s
+
+
+class LoadRate:
+    """Bytes per second of copies from DRAM to devices that ended well, of all devices together."""
+
+    def __init__(self) -> None:
+        self._recent_bytes = self._recent_s = 0.0
+
+    def ended(self, count: int, took_ns: int) -> None:
+        """Records a copy. One that took longer than the window counts as part of it, so that it is forgotten soon."""
+        took_s = took_ns / 1e9
+        if count >= RATE_BYTES_MIN and took_s > 0:
+            share = min(1.0, RATE_WINDOW_S / took_s)
+            keeps = RATE_WINDOW_S / (RATE_WINDOW_S + share * took_s)
+            self._recent_bytes = self._recent_bytes * keeps + share * count
+            self._recent_s = self._recent_s * keeps + share * took_s
+
+    def seconds_for(self, count: int) -> float:
+        """0 until a copy was measured."""
+        return count * self._recent_s / self._recent_bytes if self._recent_bytes else 0.0
 
 
 class Touched:

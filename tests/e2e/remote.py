@@ -8,7 +8,11 @@ from typing import Any
 import torch
 import vllm
 from vllm.distributed.kv_events import BlockRemoved, BlockStored
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.lora.request import LoRARequest
+
+STEPS_FOR_ITS_CONNECTOR = hasattr(KVConnectorBase_V1, "has_pending_push_work")
+"""Whether vLLM asks an idle engine's connector if anything is in flight."""
 
 
 class Remote:
@@ -67,11 +71,13 @@ class Remote:
     def reset(self, connector: bool = False, running: bool = False) -> bool:
         """Resets the prefix cache. running: also restarts running requests.
 
-        With everything in one process, an engine without requests takes no steps. It would not notice finished
-        stores and would keep their blocks, so this takes one step first.
+        With everything in one process, and before 0.24, an engine without requests takes no steps. It does not notice
+        finished stores and keeps their blocks, so it is made to take one.
         """
         if self._is_one_process:
             self._llm.llm_engine.step()
+        elif not STEPS_FOR_ITS_CONNECTOR:
+            self.generate([[1]], 1, {})
         return bool(self._llm.reset_prefix_cache(reset_running_requests=running, reset_connector=connector))
 
     def sleep(self, level: int, mode: str) -> None:

@@ -55,6 +55,7 @@ def tick(core: Core, now_ns: int) -> None:
     drain.turn(core, tier, now_ns)
     scrub.turn(core, tier, now_ns)
     for device in tier.devices:
+        device.placement.reads.tick(now_ns)
         _tell_of_stall(core, tier, device, now_ns)
 
 

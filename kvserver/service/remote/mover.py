@@ -42,6 +42,7 @@ def tick(core: Core, now_ns: int) -> None:
         return
     if tier.mover is None and now_ns >= tier.start_at_ns:
         tier.mover_started(movers.ensure(core, "remote", "", now_ns))
+    tier.reads.tick(now_ns)
     epochs.tick(core, tier, now_ns)
     announcements.tick(core, tier, now_ns)
     _turn(core, tier, now_ns)

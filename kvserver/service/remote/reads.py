@@ -97,10 +97,8 @@ def groups_of(space: Space, head: Head) -> int | None:
 
 def _too_slow(core: Core, tier: RemoteTier, heads: Sequence[Head], *, tokens: int) -> bool:
     """Reading would take longer than computing the tokens that it saves."""
-    if not core.bounds.recompute_tokens_per_s or not tier.reads.measured:
-        return False
     count = tier.fetching_bytes + sum(head.payload_bytes for head in heads)
-    return tier.reads.seconds_for(count) > tokens / core.bounds.recompute_tokens_per_s
+    return tier.reads.measured and core.computes_faster(tokens, [(tier.reads, count)])
 
 
 def turn(core: Core, tier: RemoteTier, now_ns: int) -> None:

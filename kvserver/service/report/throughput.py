@@ -10,7 +10,10 @@ def count(core: Core, report: Report) -> None:
     """Counts jobs that ended well. Others moved part of their bytes, and say nothing about a device's speed."""
     match report:
         case Done(job=number, status="done") if number in core.jobs:
-            core.counters.took(core.jobs[number].kind, report.bytes, report.copy_ns)
+            kind = core.jobs[number].kind
+            core.counters.took(kind, report.bytes, report.copy_ns)
+            if kind == "retrieve":
+                core.loads.ended(report.bytes, report.copy_ns)
         case Moved(job=number, faults=[]) if core.disk is not None and number in core.disk.chunks.jobs:
             job = core.disk.chunks.jobs[number]
             if job.kind in DISK_DIRECTIONS:

@@ -1,6 +1,6 @@
 """All tables of the service. Each belongs to a class that changes it; decisions are elsewhere."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 from kvserver.errors import RequestError
@@ -25,6 +25,7 @@ from kvserver.service.telling.evicted_keys import EvictedKeys
 from kvserver.service.telling.log_sampling import RequestLines
 from kvserver.service.telling.lookup_counts import LookupCounts
 from kvserver.service.telling.reuse import Reuse
+from kvserver.tiers.placement import LoadRate, Rate
 from kvserver.wire.messages import NAME_BYTES_MAX
 
 MILLISECOND_NS = 1_000_000
@@ -67,6 +68,7 @@ class Core(Outbox):
         self.movers = Movers()
         self.leases = Leases()
         self.jobs = Jobs()
+        self.loads = LoadRate()
         self.scrub = Scrub(started_ns)
         self.operators = OperatorState()
         self.untold: list[tuple[Space, list[Node]]] = []
@@ -84,6 +86,20 @@ class Core(Outbox):
     def fresh_epoch(self) -> int:
         """A random epoch for a namespace of a remote store."""
         return int.from_bytes(self.random_bytes(8), "big")
+
+    def computes_faster(self, tokens: int, reads: Iterable[tuple[Rate, int]]) -> bool:
+        """Whether an engine computes tokens sooner than they come to DRAM, and from there to its device.
+
+        reads: bytes that come at each rate, all at the same time. False without `recompute_tokens_per_s`, and if a rate
+        is old: what is refused is not measured again."""
+        if not self.bounds.recompute_tokens_per_s:
+            return False
+        reads = list(reads)
+        if any(rate.is_old for rate, _ in reads):
+            return False
+        load_s = self.loads.seconds_for(sum(count for _, count in reads))
+        reads_s = max(rate.seconds_for(count) for rate, count in reads)
+        return reads_s + load_s > tokens / self.bounds.recompute_tokens_per_s
 
     def own_cache(self, session: Session, number: int) -> Cache:
         cache = self.caches.get(number)

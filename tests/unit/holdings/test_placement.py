@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvserver.tiers.placement import DAY_NS, Budget, Placement, Rate, Touched
+from kvserver.tiers.placement import DAY_NS, RATE_HOLDS_NS, Budget, LoadRate, Placement, Rate, Touched
 
 SECOND_NS = 1_000_000_000
 
@@ -56,6 +56,32 @@ def test_a_rate_is_not_measured_from_nothing() -> None:
     rate.began(0)
     rate.ended(0, 50 * SECOND_NS)
     assert rate.bytes_per_s == before
+
+
+def test_a_rate_grows_old_until_it_is_measured_again() -> None:
+    rate, now_ns = Rate(), 3 * RATE_HOLDS_NS
+    rate.tick(now_ns)
+    assert not rate.is_old, "a guess is as good as before"
+    for _ in range(2):
+        rate.began(now_ns)
+        rate.ended(5 << 20, now_ns + SECOND_NS)
+        rate.tick(now_ns + SECOND_NS + RATE_HOLDS_NS)
+        assert not rate.is_old
+        now_ns += SECOND_NS + RATE_HOLDS_NS + 1
+        rate.tick(now_ns)
+        assert rate.is_old
+
+
+def test_a_load_that_hung_is_forgotten_after_a_few_that_did_not() -> None:
+    rate = LoadRate()
+    assert rate.seconds_for(7 << 20) == 0
+    rate.ended(1000, SECOND_NS)  # too few bytes to tell
+    assert rate.seconds_for(7 << 20) == 0
+    rate.ended(1 << 30, 30 * SECOND_NS)
+    assert rate.seconds_for(1 << 30) == pytest.approx(30)
+    for _ in range(9):
+        rate.ended(1 << 30, SECOND_NS // 50)
+    assert rate.seconds_for(1 << 30) < 0.15
 
 
 def test_a_rate_is_the_same_whether_ends_are_told_one_by_one_or_in_bursts() -> None:

@@ -8,7 +8,10 @@ import pytest
 from kvserver.index.space import Space
 from kvserver.remote.chunk_value import Head, Shard, decode, encode
 from kvserver.service.base.effects import Tell
+from kvserver.service.base.events import Tick
 from kvserver.service.remote.reads import ABSENT_MS, groups_of
+from kvserver.service.state.core import MILLISECOND_NS
+from kvserver.tiers.placement import RATE_HOLDS_NS
 from kvserver.tiers.records import NO_PARENT
 from kvserver.tiers.slots import slot_bytes_for
 from kvserver.transfer.layout import Geometry, GroupGeometry
@@ -148,6 +151,38 @@ def test_a_prefix_that_is_computed_faster_than_read_is_computed() -> None:
     rig.has(keys, 0, 1, 2, 3, 4)
     assert not rig.asked(FetchRemote)
     assert_nobody_waits(rig, keys)
+
+
+def measured(rig: RemoteRig, *, read_ms: int, load_ms: int = 0, age_ns: int = 0) -> None:
+    """The times that five chunks take from the store, and from DRAM to the engine. Computing them takes 100 ms."""
+    assert rig.core.remote is not None
+    space = rig.core.chunks.spaces[NAMESPACE]
+    count = 5 * space.parts[0].payload_bytes
+    times = (2 << 20) // count + 1  # too few bytes are not measured
+    ended_ns = rig.now_ns - age_ns
+    rig.core.remote.reads.began(ended_ns - times * read_ms * MILLISECOND_NS)
+    rig.core.remote.reads.ended(times * count, ended_ns)
+    rig.core.loads.ended(times * count, times * load_ms * MILLISECOND_NS)
+    rig.core.bounds = dataclasses.replace(rig.core.bounds, recompute_tokens_per_s=50 * space.geometry.chunk_tokens)
+    rig.handle(Tick())
+
+
+@pytest.mark.parametrize(("load_ms", "is_read"), [(0, True), (30, True), (90, False)])
+def test_what_is_compared_with_computing_includes_the_load(load_ms: int, is_read: bool) -> None:
+    rig, keys = RemoteRig(), chain(1, 5)
+    measured(rig, read_ms=60, load_ms=load_ms)
+    assert rig.client.lookup(keys).coming == 5
+    rig.has(keys, 0, 1, 2, 3, 4)
+    assert bool(rig.asked(FetchRemote)) == is_read
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_store_that_was_slow_is_measured_again_after_a_minute(is_old: bool) -> None:
+    rig, keys = RemoteRig(), chain(1, 5)
+    measured(rig, read_ms=200, age_ns=RATE_HOLDS_NS + 1 if is_old else RATE_HOLDS_NS - MILLISECOND_NS)
+    assert rig.client.lookup(keys).coming == 5
+    rig.has(keys, 0, 1, 2, 3, 4)
+    assert bool(rig.asked(FetchRemote)) == is_old
 
 
 def test_a_prefix_for_which_there_is_no_room_is_computed() -> None:
