@@ -47,13 +47,16 @@ def test_the_test_that_shows_it_is_there_and_names_it(scenario: str, test: str) 
         assert scenario in re.findall(r"\w+", functions_of(path)[name])
 
 
-def test_the_manual_counts_them_as_the_page_does() -> None:
-    """The manual's numbers: covered scenarios, uncovered ones, and DeepSeek-V4's share of the latter."""
+def test_both_pages_count_them() -> None:
+    """Shown, refused with their model, and not ours."""
+    told = set(scenarios_told())
+    refused = set(NAMES.findall(PAGE.split("## Refused")[1])) - {scenario for scenario, _ in ROWS}
+    counts = (len(ROWS), len(refused), len(told) - len(ROWS) - len(refused))
     manual = (ROOT / "docs" / "atom.md").read_text()
-    states = set(NAMES.findall(PAGE.split("## Not ours")[1])) - {scenario for scenario, _ in ROWS}
-    shown = r"has the (\d+) of five files\. Tests of ours show (\d+); (\d+) are not ours, (\d+) of"
-    (counted,) = re.findall(shown, manual)
-    assert counted == tuple(str(count) for count in (SCENARIOS, len(ROWS), SCENARIOS - len(ROWS), len(states)))
+    in_manual = r"has the (\d+) of five files\. .+ show (\d+); (\d+) are refused \(.+?\), and (\d+) are not ours"
+    assert re.findall(in_manual, manual) == [tuple(map(str, (SCENARIOS, *counts)))]
+    in_page = r"(\d+) are shown, (\d+) refused, (\d+) not ours"
+    assert re.findall(in_page, PAGE) == [tuple(map(str, counts))]
 
 
 @pytest.mark.skipif(not ATOM_DIR, reason="ATOM_DIR names a checkout, whose tests are read")

@@ -71,14 +71,18 @@ class Remote:
     def reset(self, connector: bool = False, running: bool = False) -> bool:
         """Resets the prefix cache. running: also restarts running requests.
 
-        With everything in one process, and before 0.24, an engine without requests takes no steps. It does not notice
-        finished stores and keeps their blocks, so it is made to take one.
+        With everything in one process, an engine without requests takes no steps. It would not notice finished
+        stores and would keep their blocks, so this takes one step first.
         """
         if self._is_one_process:
             self._llm.llm_engine.step()
-        elif not STEPS_FOR_ITS_CONNECTOR:
-            self.generate([[1]], 1, {})
+        self._let_step()
         return bool(self._llm.reset_prefix_cache(reset_running_requests=running, reset_connector=connector))
+
+    def _let_step(self) -> None:
+        """Before 0.24 an engine without requests takes no steps: it tells no statistics and hears of no store's end."""
+        if not STEPS_FOR_ITS_CONNECTOR:
+            self.generate([[1]], 1, {})
 
     def sleep(self, level: int, mode: str) -> None:
         """Returns when no work is in flight. Level 0 pauses; level 1 also forgets all caches."""
@@ -109,6 +113,7 @@ class Remote:
 
     def metrics(self) -> dict[str, float]:
         """Counters and gauges by name, summed over labels; those with a source label also as name:source."""
+        self._let_step()
         found: dict[str, float] = {}
         for metric in self._llm.get_metrics():
             value = getattr(metric, "value", None)
