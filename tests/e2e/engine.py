@@ -102,7 +102,9 @@ class Engine:
         # Without NUMA nodes, let vLLM simulate one per rank. Otherwise its thread count depends on whether there is
         # a connector, which changes the last digits.
         ranks = math.prod(int(str(options.get(f"{kind}_parallel_size", 1))) for kind in ("tensor", "pipeline"))
-        threads = {"VLLM_CPU_SIM_MULTI_NUMA": "1"} if ranks > 1 else {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        # 0.20 cannot do without binding. Then this variable says which cores there are.
+        bind = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        threads = {"VLLM_CPU_SIM_MULTI_NUMA": "1"} if ranks > 1 else {"VLLM_CPU_OMP_THREADS_BIND": bind}
         processes = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if options.items() >= ONE_PROCESS.items() else {}
         folder = Path(os.environ.get("KVSERVER_E2E_LOGS", socket.parent.parent))
         self.log_path = folder / f"engine-{time.monotonic_ns()}.log"
