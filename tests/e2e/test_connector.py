@@ -90,6 +90,7 @@ def test_every_count_has_a_metric(module: Any) -> None:
 
 def test_releases_that_drop_the_statistics_of_steps_without_an_answer_are_known(module: Any) -> None:
     assert module.versions.drops_quiet_steps() == (release() < (0, 28))
+    assert module.versions.counts_beside_workers_only() == (release() < (0, 24))
 
 
 def test_the_benchmark_of_the_schedulers_calls_runs() -> None:

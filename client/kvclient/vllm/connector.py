@@ -149,6 +149,8 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
         self._contexts = getattr(parallel, "decode_context_parallel_size", 1)
         self._tensor_ranks, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
         self._ranks = stages * self._tensor_ranks
+        self._always_counts = role == KVConnectorRole.WORKER and versions.counts_beside_workers_only()
+        """A worker says in each step that it has counted, even if nothing, so that the scheduler's half is asked."""
         with versions.understanding(vllm.__version__, "the description of the KV cache"):
             if role == KVConnectorRole.SCHEDULER or stages == 1:
                 _check_supported(vllm_config, kv_cache_config)
@@ -315,7 +317,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             counted: dict[str, Any] = dict(self._scheduler.take_counts())
         else:
             counted = self._worker.take_counts()
-        return Stats(data=counted) if counted else None
+        return Stats(data=counted) if counted or self._always_counts else None
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Stats:

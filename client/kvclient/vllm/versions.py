@@ -180,16 +180,24 @@ def _has(found: type, field: str) -> bool:
     return field in fields or hasattr(found, field)
 
 
-def drops_quiet_steps() -> bool:
-    """Whether vLLM's class LLM drops the statistics of steps in which no request says anything, as up to 0.27.
+def counts_beside_workers_only() -> bool:
+    """Whether vLLM asks the scheduler's half for counts only in a step in which a worker has some, as up to 0.23."""
+    return "if kv_connector_stats and self.connector:" in _code("vllm.v1.core.sched.scheduler", "update_from_output")
 
-    Nothing but its code tells. Code that is not there, or cannot be read, is taken for newer code.
-    """
+
+def drops_quiet_steps() -> bool:
+    """Whether vLLM's class LLM drops the statistics of steps in which no request says anything, as up to 0.27."""
+    return "len(outputs.outputs) > 0" in _code("vllm.v1.engine.llm_engine", "step")
+
+
+def _code(module: str, function: str) -> str:
+    """The code of a method of the module, where nothing else tells what it does. Empty if there is none: newer code."""
     try:
-        code = inspect.getsource(import_module("vllm.v1.engine.llm_engine").LLMEngine.step)
-    except (AttributeError, ImportError, OSError):
-        return False
-    return "len(outputs.outputs) > 0" in code
+        kinds = vars(import_module(module)).values()
+        owners = [kind for kind in kinds if isinstance(kind, type) and kind.__module__ == module]
+        return "".join(inspect.getsource(getattr(kind, function)) for kind in owners if hasattr(kind, function))
+    except (ImportError, OSError, TypeError):
+        return ""
 
 
 def _named(owner: object) -> str:
