@@ -346,7 +346,7 @@ class RemoteEngine:
         try:
             found = self._store.heads([job.names[index] for index in asked], job.shards) if asked else []
         except StoreError as problem:
-            found = [problem] * len(asked)
+            found = [problem.with_traceback(None)] * len(asked)  # with its frames it would be a cycle
         heads: list[Head | None] = [None] * len(nodes)
         faults: list[Fault] = ["left-alone"] * len(nodes)
         codes = dict.fromkeys(begun, "")

@@ -226,7 +226,7 @@ class ValkeyStore:
             count = to.client.get(self._key(name), buffer=whole)
         except glide.RequestError as problem:
             if "exceeds buffer" in str(problem):
-                raise Gone("remote-gone", "another write of it is there") from problem
+                raise Gone("remote-gone", "another write of it is there") from _without_frames(problem)
             raise
         if _number(count) != len(whole) or whole[: len(expected)] != expected:
             raise Gone("remote-gone", "is not there any more, or another write of it is")
@@ -246,7 +246,7 @@ class ValkeyStore:
                 counts = to.client.mget(keys, buffers=views)
             except glide.RequestError as problem:
                 if "exceeds buffer" in str(problem):
-                    raise Gone("remote-gone", "a fragment has another size") from problem
+                    raise Gone("remote-gone", "a fragment has another size") from _without_frames(problem)
                 raise
             found = [_number(count) for count in _listed_answers(counts, len(views))]
             if found != [len(view) for view in views]:

@@ -7,6 +7,7 @@ configured, the chunk was not requested a second time. A refusal costs hits, nev
 Time is an argument, in ns. This module knows keys and bytes, and no chunks.
 """
 
+from collections import deque
 from typing import Literal
 
 DAY_NS = 86_400 * 1_000_000_000
@@ -21,6 +22,7 @@ RATE_WINDOW_S = 1.0
 """Busy time after which a measurement counts half as much, or less."""
 RATE_BYTES_MIN = 1 << 20
 """Fewer bytes are not enough for a measurement."""
+LOADS_KEPT = 8
 RATE_HOLDS_NS = 60 * 1_000_000_000
 """A rate that was measured longer ago refuses nothing: what is refused is not measured again."""
 
@@ -99,12 +101,18 @@ class Rate:
         self._bytes += moved_bytes
         took_ns = now_ns - self._busy_since_ns
         if self._bytes >= RATE_BYTES_MIN and took_ns > 0:
+            if self.is_old:
+                self._recent_bytes = self._recent_s = 0.0
             self.measured, self.is_old, self._measured_ns = True, False, now_ns
             # Bytes and times are added up apart: ends are often told in bursts, between which hardly any time passes.
             keeps = RATE_WINDOW_S / (RATE_WINDOW_S + took_ns / 1e9)
             self._recent_bytes = self._recent_bytes * keeps + self._bytes
             self._recent_s = self._recent_s * keeps + took_ns / 1e9
             self._busy_since_ns, self._bytes = now_ns, 0
+
+    @property
+    def is_busy(self) -> bool:
+        return self._pending > 0
 
     def tick(self, now_ns: int) -> None:
         self.is_old = self.measured and now_ns - self._measured_ns > RATE_HOLDS_NS
@@ -118,23 +126,22 @@ class Rate:
 
 
 class LoadRate:
-    """Bytes per second of copies from DRAM to devices that ended well, of all devices together."""
+    """How fast ranks get their bytes from DRAM: the fastest of the last copies.
+
+    A copy that waited, for example for memory that its driver had not registered yet, does not count.
+    """
 
     def __init__(self) -> None:
-        self._recent_bytes = self._recent_s = 0.0
+        self._s_per_byte: deque[float] = deque(maxlen=LOADS_KEPT)
 
     def ended(self, count: int, took_ns: int) -> None:
-        """Records a copy. One that took longer than the window counts as part of it, so that it is forgotten soon."""
-        took_s = took_ns / 1e9
-        if count >= RATE_BYTES_MIN and took_s > 0:
-            share = min(1.0, RATE_WINDOW_S / took_s)
-            keeps = RATE_WINDOW_S / (RATE_WINDOW_S + share * took_s)
-            self._recent_bytes = self._recent_bytes * keeps + share * count
-            self._recent_s = self._recent_s * keeps + share * took_s
+        """Records a copy that ended well."""
+        if count >= RATE_BYTES_MIN and took_ns > 0:
+            self._s_per_byte.append(took_ns / 1e9 / count)
 
     def seconds_for(self, count: int) -> float:
         """0 until a copy was measured."""
-        return count * self._recent_s / self._recent_bytes if self._recent_bytes else 0.0
+        return count * min(self._s_per_byte, default=0.0)
 
 
 class Touched:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.checks import assert_same, prompt, settled, whole_chunks
-from tests.e2e.engine import Engine, transfer_config
+from tests.e2e.engine import Answer, Engine, transfer_config
 from tests.process.harness import Server, until
 
 TOKENS = 8
@@ -32,7 +32,7 @@ def registered(engine: Engine, server: Server) -> None:
     engine.evict()
 
 
-def brought(engine: Engine, seed: int, tokens: int) -> object:
+def brought(engine: Engine, seed: int, tokens: int) -> Answer:
     """The answer with the prompt's prefix from the server, in blocks that other tokens used before."""
     engine.evict()
     engine.generate([prompt(50, 1100)], tokens=2)
@@ -52,5 +52,6 @@ def test_a_prefix_comes_back_with_its_scales(engine: Engine, models: Path, serve
     with engine_with(models, server, "LostScales") as other:
         registered(other, server)
         seed, tokens = PROMPTS[0]
+        found = brought(other, seed, tokens)
         with pytest.raises(AssertionError):
-            assert_same(brought(other, seed, tokens), computed[0])
+            assert_same(found, computed[0])

@@ -55,7 +55,7 @@ def probed(core: Core, tier: RemoteTier, job: ProbeJob, report: RemoteProbed, no
     pursuit.has_heads(heads)
     tier.shorten(pursuit, len(heads))
     each = pursuit.space.geometry.chunk_tokens
-    if len(heads) * each < tier.remote.tokens_min or _too_slow(core, tier, heads, tokens=len(heads) * each):
+    if len(heads) * each < tier.remote.tokens_min or _too_slow(core, tier, pursuit.space, heads, len(heads) * each):
         if heads:
             set_aside(tier, pursuit, 0, DECLINED, now_ns)
         tier.drop(pursuit)
@@ -95,10 +95,11 @@ def groups_of(space: Space, head: Head) -> int | None:
     return groups if groups & space.needed == space.needed else None
 
 
-def _too_slow(core: Core, tier: RemoteTier, heads: Sequence[Head], *, tokens: int) -> bool:
-    """Reading would take longer than computing the tokens that it saves."""
-    count = tier.fetching_bytes + sum(head.payload_bytes for head in heads)
-    return tier.reads.measured and core.computes_faster(tokens, [(tier.reads, count)])
+def _too_slow(core: Core, tier: RemoteTier, space: Space, heads: Sequence[Head], tokens: int) -> bool:
+    """Reading and loading would take longer than computing the tokens that it saves."""
+    count = sum(head.payload_bytes for head in heads)
+    reads = [(tier.reads, tier.fetching_bytes + count)]
+    return core.computes_faster(tokens, reads, len(heads) * space.rank_bytes(space.needed))
 
 
 def turn(core: Core, tier: RemoteTier, now_ns: int) -> None:

@@ -12,7 +12,7 @@ def count(core: Core, report: Report) -> None:
         case Done(job=number, status="done") if number in core.jobs:
             kind = core.jobs[number].kind
             core.counters.took(kind, report.bytes, report.copy_ns)
-            if kind == "retrieve":
+            if kind == "retrieve" and report.mode != "engine-driven":  # of that the mover's half would count alone
                 core.loads.ended(report.bytes, report.copy_ns)
         case Moved(job=number, faults=[]) if core.disk is not None and number in core.disk.chunks.jobs:
             job = core.disk.chunks.jobs[number]

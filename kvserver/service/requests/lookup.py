@@ -158,8 +158,8 @@ def _too_slow(core: Core, tier: DiskTier, space: Space, away: dict[Node, int], *
     for node, groups in away.items():
         device = tier.chunks.device_of(node)
         device_bytes[device] = device_bytes.get(device, 0) + space.group_bytes(groups)
-    reads = ((tier.devices[device].placement.reads, count) for device, count in device_bytes.items())
-    return core.computes_faster(tokens, reads)
+    reads = [(tier.devices[device].placement.reads, count) for device, count in device_bytes.items()]
+    return core.computes_faster(tokens, reads, sum(map(space.rank_bytes, away.values())))
 
 
 def release(core: Core, session: Session, peer: int, request: Release) -> None:

@@ -1,6 +1,6 @@
 """All tables of the service. Each belongs to a class that changes it; decisions are elsewhere."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Literal
 
 from kvserver.errors import RequestError
@@ -87,19 +87,18 @@ class Core(Outbox):
         """A random epoch for a namespace of a remote store."""
         return int.from_bytes(self.random_bytes(8), "big")
 
-    def computes_faster(self, tokens: int, reads: Iterable[tuple[Rate, int]]) -> bool:
+    def computes_faster(self, tokens: int, reads: list[tuple[Rate, int]], load_bytes: int) -> bool:
         """Whether an engine computes tokens sooner than they come to DRAM, and from there to its device.
 
-        reads: bytes that come at each rate, all at the same time. False without `recompute_tokens_per_s`, and if a rate
-        is old: what is refused is not measured again."""
+        reads: bytes that come at each rate, all at the same time. load_bytes: what each rank then gets. False without
+        `recompute_tokens_per_s`. A rate that nobody knows refuses nothing, and an old one lets one read through.
+        """
         if not self.bounds.recompute_tokens_per_s:
             return False
-        reads = list(reads)
-        if any(rate.is_old for rate, _ in reads):
+        if any(not rate.measured or (rate.is_old and not rate.is_busy) for rate, _ in reads):
             return False
-        load_s = self.loads.seconds_for(sum(count for _, count in reads))
         reads_s = max(rate.seconds_for(count) for rate, count in reads)
-        return reads_s + load_s > tokens / self.bounds.recompute_tokens_per_s
+        return reads_s + self.loads.seconds_for(load_bytes) > tokens / self.bounds.recompute_tokens_per_s
 
     def own_cache(self, session: Session, number: int) -> Cache:
         cache = self.caches.get(number)

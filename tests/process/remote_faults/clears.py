@@ -41,7 +41,9 @@ class Clears:
         self.seen: Counter[str] = Counter()
 
     def round(self, cut: Cut) -> None:
+        before = self._keys()
         local, early, late = (self._stored() for _ in range(3))
+        until("the store to have all", lambda: self._keys() >= before + 3 * CHUNKS)
         self._until_second_has(local)
         self._begin(cut)
         self._first.client.clear(self._first.namespace)
@@ -89,6 +91,10 @@ class Clears:
         new = prompt(next(self._seeds), CHUNKS)
         self._first.store(new)
         return new
+
+    def _keys(self) -> int:
+        """Keys of the store: a chunk has one."""
+        return int(self._valkey.ask("DBSIZE").strip(":\r\n"))
 
     def _until_second_has(self, wanted: Prompt, and_then: Callable[[], None] = lambda: None) -> None:
         def has() -> bool:

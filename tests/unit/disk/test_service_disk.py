@@ -421,9 +421,19 @@ def test_keys_are_remembered_only_where_second_touch_asks_for_them() -> None:
 def test_a_prefix_that_would_come_too_slowly_is_not_offered() -> None:
     rig = DiskRig(recompute_tokens_per_s=1_000_000_000)
     client, keys = cold_prompt(rig)
+    assert rig.core.disk is not None
+    for device in rig.core.disk.devices:
+        device.placement.reads.began(rig.now_ns - 1_000_000_000)
+        device.placement.reads.ended(2 << 20, rig.now_ns)
     assert client.lookup(keys).chunks == 0
     assert rig.service.counters.lookup_ends["declined"] == 1
     assert rig.read == []
+
+
+def test_a_disk_that_nobody_has_measured_is_read() -> None:
+    rig = DiskRig(recompute_tokens_per_s=1_000_000_000)
+    client, keys = cold_prompt(rig)
+    assert client.lookup(keys).chunks > 0
 
 
 def test_a_device_smaller_than_dram_is_not_written_in_circles() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvserver.tiers.placement import DAY_NS, RATE_HOLDS_NS, Budget, LoadRate, Placement, Rate, Touched
+from kvserver.tiers.placement import DAY_NS, LOADS_KEPT, RATE_HOLDS_NS, Budget, LoadRate, Placement, Rate, Touched
 
 SECOND_NS = 1_000_000_000
 
@@ -72,16 +72,31 @@ def test_a_rate_grows_old_until_it_is_measured_again() -> None:
         assert rate.is_old
 
 
-def test_a_load_that_hung_is_forgotten_after_a_few_that_did_not() -> None:
+def test_an_old_rate_counts_for_nothing_when_it_is_measured_again() -> None:
+    rate = Rate()
+    rate.began(0)
+    rate.ended(4 << 20, 5 * SECOND_NS)
+    now_ns = 6 * SECOND_NS + RATE_HOLDS_NS
+    rate.tick(now_ns)
+    assert rate.is_old
+    rate.began(now_ns)
+    rate.ended(1 << 30, now_ns + SECOND_NS // 5)
+    assert rate.bytes_per_s == pytest.approx(5 << 30)
+
+
+def test_a_load_that_waited_does_not_count_beside_one_that_did_not() -> None:
     rate = LoadRate()
     assert rate.seconds_for(7 << 20) == 0
     rate.ended(1000, SECOND_NS)  # too few bytes to tell
     assert rate.seconds_for(7 << 20) == 0
     rate.ended(1 << 30, 30 * SECOND_NS)
     assert rate.seconds_for(1 << 30) == pytest.approx(30)
-    for _ in range(9):
-        rate.ended(1 << 30, SECOND_NS // 50)
-    assert rate.seconds_for(1 << 30) < 0.15
+    rate.ended(1 << 30, SECOND_NS // 50)
+    rate.ended(1 << 30, 20 * SECOND_NS)
+    assert rate.seconds_for(1 << 29) == pytest.approx(0.01)
+    for _ in range(LOADS_KEPT):  # a slower device from now on
+        rate.ended(1 << 30, SECOND_NS)
+    assert rate.seconds_for(1 << 30) == pytest.approx(1)
 
 
 def test_a_rate_is_the_same_whether_ends_are_told_one_by_one_or_in_bursts() -> None:

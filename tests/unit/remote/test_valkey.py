@@ -5,7 +5,6 @@ import random
 import re
 import weakref
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -386,9 +385,11 @@ def test_what_a_call_was_given_is_in_no_cycle_after_an_error(server: ValkeyServe
         server.stop()
         payloads = payloads_of(head)
         kept = [weakref.ref(payload) for payload in payloads]
-        with suppress(StoreError):
+        with pytest.raises(StoreError) as failed:
             store.write(name_of(2), head, payloads)
-        del payloads
+        assert failed.value.__context__ is not None
+        assert failed.value.__context__.__traceback__ is None
+        del payloads, failed
         assert not [view for view in kept if view() is not None]
     finally:
         gc.enable()

@@ -69,6 +69,11 @@ def test_a_head_is_taken_only_with_the_shards_of_its_namespace(
     assert groups_of(space(), head(*shards)) == groups
 
 
+def test_a_rank_loads_one_shard_of_each_group() -> None:
+    assert space().rank_bytes(0b01) == slot_bytes_for(7001)
+    assert space().rank_bytes(0b11) == slot_bytes_for(7001) + slot_bytes_for(901)
+
+
 def test_a_lookup_is_answered_before_the_store_is_and_says_how_much_may_come() -> None:
     rig, keys = RemoteRig(), chain(1, 5)
     rig.client.store(keys[: 2 * KEY_BYTES])
@@ -162,7 +167,8 @@ def measured(rig: RemoteRig, *, read_ms: int, load_ms: int = 0, age_ns: int = 0)
     ended_ns = rig.now_ns - age_ns
     rig.core.remote.reads.began(ended_ns - times * read_ms * MILLISECOND_NS)
     rig.core.remote.reads.ended(times * count, ended_ns)
-    rig.core.loads.ended(times * count, times * load_ms * MILLISECOND_NS)
+    loaded = 5 * space.rank_bytes(space.needed)
+    rig.core.loads.ended(times * loaded, times * load_ms * MILLISECOND_NS)
     rig.core.bounds = dataclasses.replace(rig.core.bounds, recompute_tokens_per_s=50 * space.geometry.chunk_tokens)
     rig.handle(Tick())
 
@@ -183,6 +189,15 @@ def test_a_store_that_was_slow_is_measured_again_after_a_minute(is_old: bool) ->
     assert rig.client.lookup(keys).coming == 5
     rig.has(keys, 0, 1, 2, 3, 4)
     assert bool(rig.asked(FetchRemote)) == is_old
+
+
+def test_a_rate_that_is_old_lets_one_prompt_through() -> None:
+    rig, prompts = RemoteRig(), [chain(seed, 5) for seed in (1, 2, 3)]
+    measured(rig, read_ms=200, age_ns=RATE_HOLDS_NS + 1)
+    for keys in prompts:
+        assert rig.client.lookup(keys).coming == 5
+        rig.has(keys, 0, 1, 2, 3, 4)
+    assert len(rig.asked(FetchRemote)) == 5
 
 
 def test_a_prefix_for_which_there_is_no_room_is_computed() -> None:
