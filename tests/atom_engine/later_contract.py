@@ -4,8 +4,8 @@
     ATOM_DIR=COPY python -m pytest tests/atom_engine
 
 The scheduler's base class demands source_blocks_released() and send_finished(). The scheduler calls the first wherever
-it has freed a sequence's blocks, and does not call request_finished() a second time. Nothing else changes, so this is
-no later ATOM: it shows that the connector meets the later contract with ATOM's own scheduler.
+it has freed a sequence's blocks, and does not call request_finished() a second time. `multi` passes both on. Nothing
+else changes, so this is no later ATOM: it shows that the connector meets the later contract with ATOM's own scheduler.
 """
 
 import re
@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 BASE = Path("atom/kv_transfer/disaggregation/base.py")
+MULTI = Path("atom/kv_transfer/disaggregation/multi/multi_connector.py")
 SCHEDULER = Path("atom/model_engine/scheduler.py")
 DECLARED = """
     @abstractmethod
@@ -21,6 +22,15 @@ DECLARED = """
 
     @abstractmethod
     def send_finished(self, req_id: Any) -> None: ...
+"""
+PASSED_ON = """
+    def source_blocks_released(self, seq: Any) -> None:
+        for each in self._connectors:
+            each.source_blocks_released(seq)
+
+    def send_finished(self, req_id: Any) -> None:
+        for each in self._connectors:
+            each.send_finished(req_id)
 """
 AGAIN = """
         callback = getattr(self.kv_connector, "request_finished", None)
@@ -34,10 +44,20 @@ TOLD = r"\g<0>\1if self.kv_connector is not None:\n\1    self.kv_connector.sourc
 
 def declared(text: str) -> str:
     """The module of the base classes, with the two methods in the scheduler's."""
-    kind = re.search(r"^class KVConnectorSchedulerBase\(ABC\):\n(?:(?:    .*)?\n)+", text, re.M)
+    return _within(text, "class KVConnectorSchedulerBase(ABC):", DECLARED)
+
+
+def passed_on(text: str) -> str:
+    """The module of `multi`, whose connectors hear of both."""
+    return _within(text, "class MultiConnectorScheduler(KVConnectorSchedulerBase):", PASSED_ON)
+
+
+def _within(text: str, head: str, methods: str) -> str:
+    """Adds methods at the end of a class."""
+    kind = re.search(rf"^{re.escape(head)}\n(?:(?:    .*)?\n)+", text, re.M)
     if kind is None:
-        raise ValueError(f"no KVConnectorSchedulerBase(ABC) in {BASE}")
-    return text[: kind.end()].rstrip("\n") + "\n" + DECLARED + "\n\n" + text[kind.end() :]
+        raise ValueError(f"no {head}")
+    return text[: kind.end()].rstrip("\n") + "\n" + methods + "\n\n" + text[kind.end() :]
 
 
 def told(text: str) -> str:
@@ -54,7 +74,7 @@ def told(text: str) -> str:
 def main() -> int:
     source, copy = map(Path, sys.argv[1:])
     shutil.copytree(source, copy, ignore=shutil.ignore_patterns(".git"))
-    for path, change in ((BASE, declared), (SCHEDULER, told)):
+    for path, change in ((BASE, declared), (MULTI, passed_on), (SCHEDULER, told)):
         (copy / path).write_text(change((copy / path).read_text()))
     return 0
 
