@@ -479,8 +479,11 @@ class Space:
 
     def rank_bytes(self, groups: int) -> int:
         """Slot bytes of these groups in one chunk that one rank loads: a shard of each group."""
-        each = ((1 << group, group) for group in range(len(self.geometry.groups)))
-        return sum(self.group_bytes(bit) // self.geometry.groups[group].shards for bit, group in each if groups & bit)
+        return sum(
+            self.group_bytes(1 << number) // group.shards
+            for number, group in enumerate(self.geometry.groups)
+            if groups >> number & 1
+        )
 
     def make_ready(self, node: Node) -> list[Node]:
         """Makes a node ready if it can be, and its descendants. Returns the nodes that became ready, parents first."""

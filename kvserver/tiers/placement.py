@@ -22,9 +22,10 @@ RATE_WINDOW_S = 1.0
 """Busy time after which a measurement counts half as much, or less."""
 RATE_BYTES_MIN = 1 << 20
 """Fewer bytes are not enough for a measurement."""
-LOADS_KEPT = 8
 RATE_HOLDS_NS = 60 * 1_000_000_000
-"""A rate that was measured longer ago refuses nothing: what is refused is not measured again."""
+"""A rate that was measured longer ago is old, and lets one read through: what is refused is not measured again."""
+LOADS_KEPT = 8
+"""Copies to devices of which the fastest counts."""
 
 STALLED_NS = 10_000_000_000
 """A device that takes no write for this long, although writes wait, is reported."""

@@ -8,6 +8,7 @@ it has freed a sequence's blocks, and does not call request_finished() a second 
 else changes, so this is no later ATOM: it shows that the connector meets the later contract with ATOM's own scheduler.
 """
 
+import argparse
 import re
 import shutil
 import sys
@@ -72,10 +73,13 @@ def told(text: str) -> str:
 
 
 def main() -> int:
-    source, copy = map(Path, sys.argv[1:])
-    shutil.copytree(source, copy, ignore=shutil.ignore_patterns(".git"))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkout", type=Path)
+    parser.add_argument("copy", type=Path, help="does not exist yet")
+    given = parser.parse_args()
+    shutil.copytree(given.checkout, given.copy, ignore=shutil.ignore_patterns(".git"))
     for path, change in ((BASE, declared), (MULTI, passed_on), (SCHEDULER, told)):
-        (copy / path).write_text(change((copy / path).read_text()))
+        (given.copy / path).write_text(change((given.copy / path).read_text()))
     return 0
 
 

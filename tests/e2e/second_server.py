@@ -34,8 +34,8 @@ CLOSE = 0.1
 VALKEY_THREADS = 4
 GIB = 1 << 30
 REGISTERED_S = 15
-"""A mover takes so long to register an arena with its driver. Until then copies to and from memory that was not used
-before wait for it: 1 GiB takes 120 to 200 ms longer."""
+"""Time for a mover to register an arena with its driver. Until then loads from memory that was not used before take
+longer: 120 to 290 ms for 1 GiB."""
 KNOWN, NEW = 100, 300
 """Seeds of prompts that are in the store, and of those that nobody knows."""
 

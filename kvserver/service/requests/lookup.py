@@ -6,6 +6,7 @@ when its time is over. A job takes its own pin when it is submitted, so the end 
 copy.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Literal
 
@@ -159,7 +160,8 @@ def _too_slow(core: Core, tier: DiskTier, space: Space, away: dict[Node, int], *
         device = tier.chunks.device_of(node)
         device_bytes[device] = device_bytes.get(device, 0) + space.group_bytes(groups)
     reads = [(tier.devices[device].placement.reads, count) for device, count in device_bytes.items()]
-    return core.computes_faster(tokens, reads, sum(map(space.rank_bytes, away.values())))
+    load_bytes = sum(space.rank_bytes(groups) * count for groups, count in Counter(away.values()).items())
+    return core.computes_faster(tokens, reads, load_bytes)
 
 
 def release(core: Core, session: Session, peer: int, request: Release) -> None:
