@@ -271,12 +271,12 @@ def test_a_large_chunk_that_does_not_fit_leaves_no_fragments() -> None:
 
 
 def test_what_a_server_evicts_is_a_miss_and_never_half_a_chunk() -> None:
-    with ValkeyServer("--maxmemory", "40mb", "--maxmemory-policy", "allkeys-lru") as server:
+    # Its own buffers for what comes count as well: some 8 MiB for each connection that brings payloads.
+    with ValkeyServer("--maxmemory", "96mb", "--maxmemory-policy", "allkeys-lru") as server:
         store = opened(server)
-        heads = [written(store, seed, sizes=LARGE) for seed in range(12)]
-        found = store.heads([name_of(seed) for seed in range(12)], SHARDS)
-        assert None in found
-        assert heads[-1] in found
+        heads = [written(store, seed, sizes=LARGE) for seed in range(20)]
+        found = store.heads([name_of(seed) for seed in range(20)], SHARDS)
+        assert 0 < found.count(None) < len(found)
         for seed, head in enumerate(heads):
             if found[seed] is not None:
                 assert found[seed] == head
