@@ -31,7 +31,7 @@ from typing import NamedTuple, Protocol
 
 from benchmarks.rows import Rows, option_parser
 from kvserver.movers.remote_checks import digest_of
-from kvserver.movers.remote_engine import Fetch, Probe, Put, RemoteEngine, threads_for
+from kvserver.movers.remote_engine import Fetch, Probe, Put, RemoteEngine
 from kvserver.remote.chunk_value import (
     ChunkName,
     Fragment,
@@ -47,9 +47,8 @@ from tests.process.engine import Engine, Prompt, prompt
 from tests.process.harness import Server, until
 
 MIB = 1 << 20
-SHAPES = {"1x1m": [MIB], "1x4m": [4 * MIB], "8x4m": [4 * MIB] * 8}
-"""Shards of a chunk."""
-ROUND_BYTES = 256 * MIB
+SHAPES = {"1x1m": ([MIB], 256), "1x4m": ([4 * MIB], 64), "8x4m": ([4 * MIB] * 8, 32)}
+"""Shards of a chunk, and chunks of a round."""
 DEADLINE_S = 30.0
 STATES = ("none", "healthy", "stopped", "dead")
 """States of the stores whose servers are asked."""
@@ -136,12 +135,12 @@ def directory(threads: int) -> Iterator[Bench]:
 class Ours:
     """Chunks of one shape, and the mover's engine that moves them between an arena and a store."""
 
-    def __init__(self, store: Store, sizes: list[int], round_bytes: int, connections: int) -> None:
+    def __init__(self, store: Store, sizes: list[int], count: int, connections: int) -> None:
         dice = random.Random(sum(sizes))
         self._store = store
         self._total = sum(sizes)
-        self.count = max(1, round_bytes // self._total)
-        self.places = min(self.count, 2 * threads_for(connections))
+        self.count = count
+        self.places = min(self.count, 3 * connections)
         """How many chunks the arena has room for, of those that are sent and of those that come."""
         self._arena = memoryview(bytearray(2 * self.places * self._total))
         self._content = dice.randbytes(self._total)
@@ -155,7 +154,7 @@ class Ours:
             (name, self._head(name, shards))
             for name in (ChunkName(of, 1, dice.randbytes(32)) for _ in range(self.count))
         ]
-        self._engine = RemoteEngine(store, self._arena, threads=threads_for(connections))
+        self._engine = RemoteEngine(store, self._arena, connections=connections)
         self._jobs = itertools.count(1)
 
     @property
@@ -267,10 +266,10 @@ def measured(act: Callable[[], None], total: int) -> tuple[float, float]:
     return total / (time.perf_counter() - begin_s) / 1e9, (time.process_time() - cpu_s) / (total / 1e9)
 
 
-def run(rows: Rows, bench: Bench, name: str, rounds: int, round_bytes: int) -> None:
+def run(rows: Rows, bench: Bench, name: str, rounds: int, chunks_max: int) -> None:
     """Adds the rows of one case. name: of the store and the shape."""
-    sizes = SHAPES[name.partition("_")[2]]
-    ours = Ours(bench.store, sizes, round_bytes, len(bench.plain))
+    sizes, count = SHAPES[name.partition("_")[2]]
+    ours = Ours(bench.store, sizes, min(count, chunks_max), len(bench.plain))
     library = Library(bench.plain, ours)
     total = ours.count * sum(sizes)
     seen: dict[tuple[str, bool], list[tuple[float, float]]] = {}
@@ -359,19 +358,17 @@ def main() -> int:
     parser.add_argument("--store", choices=("valkey", "directory"), default="")
     parser.add_argument("--shape", choices=list(SHAPES), action="append", default=[])
     options = parser.parse_args()
-    rounds, round_bytes = (1, 4 * MIB) if options.smoke else (options.rounds, ROUND_BYTES)
+    rounds, chunks_max = (1, 3) if options.smoke else (options.rounds, sys.maxsize)
     if options.lookups:
         rows = Rows("remote", as_json=options.json, config=f"{rounds} rounds")
         lookups(rows, rounds, 20 if options.smoke else LOOKUPS)
         return 0
-    rows = Rows(
-        "remote", as_json=options.json, config=f"{rounds} rounds of {round_bytes // MIB} MiB, {options.threads} threads"
-    )
+    rows = Rows("remote", as_json=options.json, config=f"{rounds} rounds, {options.threads} threads")
     kinds = {"valkey": valkey, "directory": directory}
     for kind in [options.store] if options.store else list(kinds):
         with kinds[kind](options.threads) as bench:
             for shape in options.shape or SHAPES:
-                run(rows, bench, f"{kind}_{shape}", rounds, round_bytes)
+                run(rows, bench, f"{kind}_{shape}", rounds, chunks_max)
             bench.store.close()
     return 0
 

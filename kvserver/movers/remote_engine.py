@@ -128,11 +128,6 @@ class Ended(NamedTuple):
     io_ns: int = 0
 
 
-def threads_for(connections: int) -> int:
-    """Threads that keep so many connections busy, though each thread also computes digests."""
-    return connections + (connections + 1) // 2
-
-
 class RemoteEngine:
     """The threads of one store. The caller reads `eventfd`, then ended()."""
 
@@ -141,12 +136,15 @@ class RemoteEngine:
         store: Store,
         arena: memoryview,
         *,
-        threads: int = 4,
+        connections: int = 4,
         seed: int | None = None,
         jobs_max: int = JOBS_MAX,
         waited_s_max: float = WAITED_S_MAX,
     ) -> None:
-        """threads: that bring payloads, and as many that take them out."""
+        """connections: of the store, that bring payloads, and as many that take them out.
+
+        There are more threads than connections, because a thread also computes digests. One that writes also waits for
+        the head to be written, over another connection."""
         self.eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._store = store
         self._arena = arena
@@ -174,7 +172,7 @@ class RemoteEngine:
         self._is_told = False
         """Whether the caller was told of ends since it took some."""
         loops: list[Callable[[], None]] = [self._probe_loop] * PROBE_THREADS
-        loops += [self._load_loop, self._write_loop] * threads
+        loops += [self._load_loop] * (connections + (connections + 1) // 2) + [self._write_loop] * 2 * connections
         loops += [self._note_loop, self._try_loop, self._announcement_loop]
         self._threads = [threading.Thread(target=self._watched, args=(loop,), daemon=True) for loop in loops]
         for thread in self._threads:

@@ -38,7 +38,6 @@ from kvserver.movers.remote_engine import (
     ReadNote,
     RemoteEngine,
     WriteNote,
-    threads_for,
 )
 from kvserver.movers.remote_store import open_store
 from kvserver.remote import namespace_note
@@ -151,7 +150,7 @@ class RemoteMover:
             return None
         self._problem = None
         self._store = store
-        self._engine = RemoteEngine(store, self._arena, threads=threads_for(self._remote.threads))
+        self._engine = RemoteEngine(store, self._arena, connections=self._remote.threads)
         with suppress(StoreError):
             return store.facts()
         return None

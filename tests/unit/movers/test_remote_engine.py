@@ -79,7 +79,7 @@ class Scene:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.arena = memoryview(bytearray(ARENA_BYTES))
-        self.engine = RemoteEngine(self.store, self.arena, threads=3, seed=1, jobs_max=40)
+        self.engine = RemoteEngine(self.store, self.arena, connections=2, seed=1, jobs_max=40)
         self.poll = select.poll()  # select() does not take the numbers that a process of many tests comes to
         self.poll.register(self.engine.eventfd, select.POLLIN)
         self.ends: dict[int, Ended] = {}
@@ -193,7 +193,7 @@ def test_writes_never_keep_loads_from_being_served(scene: Scene) -> None:
     scene.store.gate.clear()
     scene.store.begun.clear()
     writes = [scene.begin(lambda job, chunk=chunk: Put(job, *chunk, SLOTS)) for chunk in others]
-    until("writes to begin", lambda: scene.store.begun.count("write") == 3)
+    until("writes to begin", lambda: scene.store.begun.count("write") == 4)
     load = scene.begin(lambda job: Fetch(job, name, head, BACK))
     until("the load to begin", lambda: "read" in scene.store.begun)
     scene.store.gate.set()
