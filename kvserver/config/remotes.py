@@ -43,7 +43,7 @@ class Remote(NamedTuple):
     read_bytes_in_flight: int = 256 * MIB
     write_bytes_in_flight: int = 64 * MIB
     threads: int = 4
-    """Calls that bring payloads at the same time, and as many that write them."""
+    """Connections that bring payloads, and as many that write them."""
 
     @property
     def scheme(self) -> Scheme:

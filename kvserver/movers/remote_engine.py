@@ -1,8 +1,9 @@
 """Jobs of one remote store, on threads: heads are read, chunks come into the arena and go out of it, verified.
 
 No index and no decisions. Every job ends exactly once, and its slots are not touched afterwards. Loads and writes have
-threads of their own, and no write begins while a load waits. A node that fails again and again is left alone by its
-breaker: its jobs end at once, and the engine asks it by itself until it has recovered.
+threads of their own. While a load waits, only one write is under way: more would slow loads, and none at all could wait
+for ever. A node that fails again and again is left alone by its breaker: its jobs end at once, and the engine asks it
+by itself until it has recovered.
 """
 
 import os
@@ -160,6 +161,7 @@ class RemoteEngine:
         self._announcements = _Line[Announce | Listen](self._lock)
         self._listeners: OrderedDict[tuple[NamespaceName, int], _Listener] = OrderedDict()
         """Only the announcements' thread uses it."""
+        self._writes_under_way = 0
         self._open: dict[int, bool] = {}
         """Job -> whether it was cancelled."""
         self._since_s: dict[int, float] = {}
@@ -269,16 +271,21 @@ class RemoteEngine:
     def _write_loop(self) -> None:
         while (job := self._next(self._writes)) is not None:
             self._carry_out(job)
+            with self._lock:
+                self._writes_under_way -= 1
 
     def _next(self, line: "_Line[Waiting]") -> Waiting | None:
         with self._lock:
-            line.changed.wait_for(
-                lambda: self._is_closed or (line.due and not (line is self._writes and self._loads.due))
-            )
+            line.changed.wait_for(lambda: self._is_closed or (line.due and self._may_begin(line)))
             job = line.due.popleft() if line.due else None
-            if line is self._loads and not self._loads.due:
+            if line is self._writes and job is not None:
+                self._writes_under_way += 1
+            if line is self._loads and not self._loads.due and self._writes.due:
                 self._writes.changed.notify_all()
             return job
+
+    def _may_begin(self, line: object) -> bool:
+        return line is not self._writes or not self._loads.due or not self._writes_under_way
 
     def _try_loop(self) -> None:
         """Asks nodes that are left alone, each when its time has come."""

@@ -76,8 +76,6 @@ SCRATCH_BYTES = 1 << 20
 """A thread's room for values that are head and payloads together. It grows for larger ones."""
 IDLE_READS = 32
 """After so many reads of announcements that brought nothing it is asked whether the log was begun anew."""
-COMMITS = 2
-"""Connections for heads that follow their fragments: the next chunk's fragments do not wait for them."""
 LATE_MAX = 3
 """Calls in a row that pass their deadline until a connection is made anew. The library keeps one that lost its peer."""
 SCANNED_AT_A_TIME = 1000
@@ -132,7 +130,8 @@ class Settings(NamedTuple):
     note_s: float = 2.0
     connect_s: float = 1.0
     connections: int = 4
-    """Connections that bring payloads, and as many that take them out, each to every node."""
+    """Connections that bring payloads, as many that take them out, and as many for the heads of those, each to every
+    node."""
 
 
 class ValkeyStore:
@@ -147,12 +146,12 @@ class ValkeyStore:
         self._nodes_asked_s = -NODES_ASKED_EVERY_S
         self._password = password = _Password(settings.password) if settings.password is not None else None
         self._lanes = {
-            "probe": _Lane(settings, password, settings.probe_s, 2),
-            "read": _Lane(settings, password, settings.bulk_s, settings.connections),
-            "write": _Lane(settings, password, settings.bulk_s, settings.connections),
-            "commit": _Lane(settings, password, settings.bulk_s, COMMITS),
-            "note": _Lane(settings, password, settings.note_s, 1),
-            "announce": _Lane(settings, password, settings.note_s, 1),
+            "probe": _Lane(settings, password, settings.probe_s, 2, waits_s=settings.probe_s),
+            "read": _Lane(settings, password, settings.bulk_s, settings.connections, waits_s=None),
+            "write": _Lane(settings, password, settings.bulk_s, settings.connections, waits_s=None),
+            "commit": _Lane(settings, password, settings.bulk_s, settings.connections, waits_s=None),
+            "note": _Lane(settings, password, settings.note_s, 1, waits_s=settings.note_s),
+            "announce": _Lane(settings, password, settings.note_s, 1, waits_s=settings.note_s),
         }
 
     def facts(self) -> Facts:
@@ -289,9 +288,10 @@ class ValkeyStore:
                 payload = sources[fragment.shard][fragment.offset : fragment.offset + fragment.bytes]
                 written.append(self._fragment_key(name, head, fragment))
                 to.client.set(written[-1], payload, expiry=lives)
-        except GlideError:
-            with suppress(GlideError):
-                to.client.unlink(written)
+        except GlideError as problem:
+            if not isinstance(problem, glide.TimeoutError):  # it would take another deadline, and fragments expire
+                with suppress(GlideError):
+                    to.client.unlink(written)
             raise
         return written
 
@@ -551,10 +551,22 @@ class _Scratch(threading.local):
 class _Lane:
     """Connections of one kind, each made when it is first needed."""
 
-    def __init__(self, settings: Settings, password: _Password | None, deadline_s: float, connections: int) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        password: _Password | None,
+        deadline_s: float,
+        connections: int,
+        *,
+        waits_s: float | None,
+    ) -> None:
+        """deadline_s: of a call. waits_s: how long a connection is waited for; None: until one is free.
+
+        Calls end by their deadlines, and a chunk needs several. Whoever waits for its end learns nothing of a node."""
         self._settings = settings
         self._password = password
         self._deadline_s = deadline_s
+        self._waits_s = waits_s
         self._is_closed = False
         self._free: queue.LifoQueue[_Connection | None] = queue.LifoQueue()
         """None is a connection that is still to be made."""
@@ -564,11 +576,11 @@ class _Lane:
 
     @contextmanager
     def borrowed(self) -> Iterator[_Connection]:
-        """Raises StoreError: within the deadline no connection is free, or none can be made."""
+        """Raises StoreError: no connection is free in time, or none can be made."""
         try:
-            connection = self._free.get(timeout=self._deadline_s)
+            connection = self._free.get(timeout=self._waits_s)
         except queue.Empty:
-            raise StoreError("remote-slow", f"no connection was free within {self._deadline_s} s") from None
+            raise StoreError("remote-slow", f"no connection was free within {self._waits_s} s") from None
         try:
             if self._is_closed:
                 raise StoreError("remote-down", "closed")
