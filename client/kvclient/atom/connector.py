@@ -12,7 +12,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ from kvclient.atom.layout import Layout, layout_of
 from kvclient.atom.namespace import facts_of, models_of
 from kvclient.atom.scheduler import Scheduler
 from kvclient.atom.settings import Settings, parse, role_of
-from kvclient.atom.steps import NAMESPACE, STORED, Name, Seq, Step
+from kvclient.atom.states import CLASS, NO_ROW, RowMemory, Rows, TorchRows, row_bytes
+from kvclient.atom.steps import NAMESPACE, STORED, Name, Seq, StateCopy, Step
 from kvclient.client import Client
 from kvclient.identity.late_namespaces import namespace_of
 from kvclient.identity.model_files import code_digest, label_of
@@ -75,10 +76,17 @@ class Engine:
         self.config = config
         self.settings: Settings = parse(transfer)
         self.stores, self.loads = role_of(transfer)
-        _refuse_unsupported(config)
+        entries, per_request = (getattr(config, name, None) or {} for name in ("pool_entries", "pool_entries_per_req"))
+        self.span = int(per_request.get(CLASS, 1)) or 1
+        """Entries of a state tensor for each request."""
+        self.entries = int(entries.get(CLASS, 0))
+        self.slots = self.entries // self.span
+        """Requests that can have a state. 0 if the model keeps none."""
+        _refuse_unsupported(config, slots=self.slots, state_rows=self.settings.state_rows)
         self.local_block_tokens = int(config.kv_cache_block_size)
         self.block_tokens = self.local_block_tokens * _count(config, "decode_context_parallel_size")
         self.chunk_tokens = chosen_chunk_tokens([Group(self.block_tokens)], self.settings.chunk_tokens)
+        self.groups = (Group(self.block_tokens), *([Group(self.chunk_tokens, "state")] if self.slots else []))
         self.stages = _count(config, "pipeline_parallel_size")
         self.tensor_ranks = _count(config, "tensor_parallel_size")
         self.ranks = self.stages * self.tensor_ranks
@@ -119,7 +127,8 @@ class KvServerScheduler(KVConnectorSchedulerBase):  # type: ignore[misc]
         engine = Engine(config)
         options = Options(
             chunk_tokens=engine.chunk_tokens,
-            groups=(Group(engine.block_tokens),),
+            groups=engine.groups,
+            null_block=NO_ROW if engine.slots else None,
             stores=engine.stores,
             retrieves=engine.loads,
             retrieve_tokens_min=engine.settings.min_load_tokens,
@@ -130,7 +139,8 @@ class KvServerScheduler(KVConnectorSchedulerBase):  # type: ignore[misc]
             retrieves_max=max(32, int(config.max_num_seqs or 0)),  # ATOM limits the number of waiting requests
             retrieve_wait_s=0.0,
         )
-        self._half = Scheduler(engine.client(rank=-1, generations=SCHEDULER), options)
+        state_rows = engine.settings.state_rows if engine.slots else 0
+        self._half = Scheduler(engine.client(rank=-1, generations=SCHEDULER), options, state_rows=state_rows)
         self._half.wait_connected()
         if getattr(config, "enforce_eager", False):
             log.warning(NO_GRAPHS, "enforce_eager")
@@ -152,6 +162,8 @@ class KvServerScheduler(KVConnectorSchedulerBase):  # type: ignore[misc]
         return self._guard.run(self._half.should_park, seq) or False
 
     def adjust_prefill_chunk_after_alloc(self, seq: Seq, chunk: int) -> int:
+        if self._half.states is not None:
+            return self._guard.run(self._half.chunk_until_state, seq, chunk) or chunk
         if id(seq) not in self._half.handoffs:
             return chunk
         return self._guard.run(self._half.chunk_until_handoff, seq, chunk) or chunk
@@ -247,6 +259,10 @@ class KvServerConnector(KVConnectorBase):  # type: ignore[misc]
         """New ends of the last SAID_TIMES polls."""
         self._names: dict[int, Name] = {}
         """Job in flight -> its request."""
+        self._rows: Rows | None = None
+        """Rows for states of requests, if the registered cache has such states."""
+        self._restores: dict[int, tuple[Rows, StateCopy]] = {}
+        """Load in flight -> the state that it brings."""
 
     def register_kv_caches(
         self, kv_caches: dict[str, Any], transfer_tensors: Any = None, num_blocks: int | None = None
@@ -255,10 +271,22 @@ class KvServerConnector(KVConnectorBase):  # type: ignore[misc]
         if self._watched is not None:
             self._watched.detach()
         engine = self._engine
-        layout = layout_of(kv_caches, transfer_tensors, blocks=num_blocks, block_tokens=engine.local_block_tokens)
+        layout = layout_of(
+            kv_caches,
+            transfer_tensors,
+            blocks=num_blocks,
+            block_tokens=engine.local_block_tokens,
+            entries=engine.entries,
+            span=engine.span,
+        )
         assert num_blocks is not None
         kind = _device_kind(kv_caches)
         can_sleep = ROLLOUT in sys.modules
+        watched = _first_tensor(kv_caches, but={plane.layer for plane in layout.planes})
+        if can_sleep and watched is None:
+            raise RequestError(
+                "unsupported", "this engine can sleep, and registers addresses only: nobody could tell when they end"
+            )
         contexts = engine.block_tokens // engine.local_block_tokens
         replicas = engine.tensor_ranks if layout.is_latent and contexts == 1 else 1
         facts = facts_of(
@@ -277,12 +305,18 @@ class KvServerConnector(KVConnectorBase):  # type: ignore[misc]
         life, is_first = f"{engine.name} {engine.life(WORKER)}", self._rank == 0
         since_ns = began_ns(ancestor(WORKER + (engine.stages > 1)))
         namespace = namespace_of(facts, models, life=life, log=log, is_first=is_first, since_ns=since_ns)
+        groups = [self._group(layout, blocks=num_blocks, replicas=replicas)]
+        allocations, rows = list(layout.allocations), None
+        if layout.planes:
+            rows = Rows(layout.planes, _row_memory(kind, engine.settings.state_rows * row_bytes(layout.planes)))
+            groups.append(self._state_group(rows, buffer=len(allocations)))
+            allocations.append(rows.extent)
         spec = CacheSpec(
             name="kv",
             namespace=b"",
             chunk_tokens=engine.chunk_tokens,
-            buffers=_buffers(kind, layout.allocations),
-            groups=[self._group(layout, blocks=num_blocks, replicas=replicas)],
+            buffers=_buffers(kind, allocations),
+            groups=groups,
             device=kind,
             tenant=engine.settings.tenant,
             staging_bytes=engine.settings.staging_mib * MIB,
@@ -291,7 +325,8 @@ class KvServerConnector(KVConnectorBase):  # type: ignore[misc]
         )
         half = self._half(kind)
         half.register(spec, namespace, {name: value for name, value in facts.items() if name != "layout"})
-        self._watched = _watch(kv_caches, self._given_back)
+        self._rows = rows  # not before: until the new cache is registered, the server may use the old rows
+        self._watched = _watch(watched, self._given_back) if watched is not None else None
         self._registered += 1
         if can_sleep:
             log.warning("this engine's weights can change; kvserver notices it only if the engine sleeps meanwhile")
@@ -301,6 +336,7 @@ class KvServerConnector(KVConnectorBase):  # type: ignore[misc]
         it alive."""
         if thread == threading.get_ident() and self._worker is not None:  # on other threads nothing may wait
             self._worker.unregister()
+            self._rows = None
 
     def start_load_kv(self, metadata: Any) -> None:
         """Begin the step's jobs, before its forward pass. Earlier steps launched everything that ATOM counts as
@@ -310,8 +346,21 @@ class KvServerConnector(KVConnectorBase):  # type: ignore[misc]
         for order in metadata.requests:
             assert isinstance(order.request, Name)
             self._names[order.job] = order.request
+        self._worker.attempt(lambda: self._take_states(metadata))
         self._worker.begin(metadata.retrieves, metadata.stores)
         self._worker.computed()
+
+    def _take_states(self, step: Step) -> None:
+        """Copy the states of the step's stores before its forward overwrites them, and note those of its loads."""
+        rows = self._rows
+        if rows is None:
+            return
+        rows.note_stream()
+        for order in step.stores:
+            if order.job in step.states:
+                rows.keep(step.states[order.job])
+        loads = (order.job for order in step.retrieves if order.job in step.states)
+        self._restores.update((job, (rows, step.states[job])) for job in loads)
 
     def get_finished(self) -> KVConnectorOutput:
         self._said.append(self._ended())
@@ -332,9 +381,8 @@ class KvServerConnector(KVConnectorBase):  # type: ignore[misc]
             name = self._names.pop(report.job)
             result = report.result
             if isinstance(result, RetrieveResult):
-                (output.finished_loading if result.ok else output.failed_loading).add(
-                    LoadOperationId(name.id, report.job)
-                )
+                ok = self._restored(report.job, ok=result.ok)
+                (output.finished_loading if ok else output.failed_loading).add(LoadOperationId(name.id, report.job))
             else:
                 operation = SaveOperationId(name.id, report.job)
                 output.finished_saving.add(operation)  # also if it failed, because its blocks are free now
@@ -343,6 +391,17 @@ class KvServerConnector(KVConnectorBase):  # type: ignore[misc]
         if namespace := self._worker.take_namespace():
             output.finished_saving.add(SaveOperationId(NAMESPACE + namespace.hex(), 0))
         return output
+
+    def _restored(self, job: int, *, ok: bool) -> bool:
+        """Whether a load ended well, and so did the copy of its state into its slot, if the model keeps states."""
+        found = self._restores.pop(job, None)
+        if not ok or not self._engine.slots:
+            return ok
+        if found is None or self._worker is None or found[0] is not self._rows:
+            return False  # after a sleep of the engine the slot is other memory
+        rows, copy = found
+        self._worker.attempt(lambda: rows.restore(copy))
+        return not self._worker.is_inert
 
     def get_finished_recv_blocks(self) -> list[int]:
         """Always empty: the copies of a load end, in stream order, before the load is reported."""
@@ -368,6 +427,20 @@ class KvServerConnector(KVConnectorBase):  # type: ignore[misc]
             regions=layout.regions,
         )
 
+    def _state_group(self, rows: Rows, *, buffer: int) -> GroupSpec:
+        """Each rank has states of its own: recurrent layers deal out their heads."""
+        return GroupSpec(
+            block_tokens=self._engine.chunk_tokens,
+            blocks=self._engine.settings.state_rows,
+            kind="state",
+            window_tokens=0,
+            shards=self._engine.ranks,
+            shard=self._rank,
+            writers=1,
+            writer=0,
+            regions=[rows.run(buffer)],
+        )
+
 
 # ---------------------------------------------------------------- what ATOM and its device say
 
@@ -376,7 +449,7 @@ def _count(config: Any, name: str) -> int:
     return int(getattr(config, name) or 1)
 
 
-def _refuse_unsupported(config: Any) -> None:
+def _refuse_unsupported(config: Any, *, slots: int, state_rows: int) -> None:
     if _count(config, "prefill_context_parallel_size") > 1:
         raise RequestError(
             "unsupported",
@@ -384,12 +457,20 @@ def _refuse_unsupported(config: Any) -> None:
         )
     if config.enable_rapidserve:
         raise RequestError("unsupported", "rapidserve: two processes share one KV cache, and only one schedules")
-    if getattr(config.hf_config, "compress_ratios", None):
+    if getattr(config.hf_config, "compress_ratios", None) and not slots:
         raise RequestError(
             "unsupported",
-            "DeepSeek-V4 keeps compressor state and windows for each request beside its pages; kvserver stores blocks "
-            "only, and a prefix without that state would be wrong",
+            "DeepSeek-V4 keeps compressor state and windows for each request beside its pages, and ATOM's pool_entries "
+            "have no slots for them; a prefix without that state would be wrong",
         )
+    if slots and _count(config, "pipeline_parallel_size") > 1:
+        raise RequestError(
+            "unsupported",
+            "pipeline_parallel_size > 1 beside states of requests (recurrent layers, DeepSeek-V4): unknown when each "
+            "stage has which state",
+        )
+    if slots and state_rows < 1:
+        raise RequestError("settings", f"state_rows={state_rows} must be at least 1: this model keeps states")
 
 
 def _tensor_rank() -> tuple[int, int]:
@@ -425,13 +506,15 @@ def _device_kind(kv_caches: Mapping[str, Any]) -> str:
     return "rocm" if torch.version.hip else "cuda"
 
 
-def _watch(kv_caches: Mapping[str, Any], given_back: Callable[[int], None]) -> "weakref.finalize[..., Any] | None":
-    """Call given_back when the tensors' memory is freed, with the id of the current thread."""
-    tensors = [cache.k_cache for cache in kv_caches.values() if cache.k_cache is not None]
-    first = next((tensor for tensor in tensors if len(tensor.shape) > 1), None)  # ATOM's default is an empty one
-    if first is None:
-        return None
-    watched = weakref.finalize(first, given_back, threading.get_ident())
+def _first_tensor(kv_caches: Mapping[str, Any], *, but: Container[str]) -> Any:
+    """A tensor of the registered memory: K of the first layer that is not among these. None if there is none."""
+    tensors = (cache.k_cache for layer, cache in kv_caches.items() if layer not in but and cache.k_cache is not None)
+    return next((tensor for tensor in tensors if len(tensor.shape) > 1), None)  # ATOM's default is an empty one
+
+
+def _watch(tensor: Any, given_back: Callable[[int], None]) -> "weakref.finalize[..., Any]":
+    """Call given_back when the tensor's memory is freed, with the id of the current thread."""
+    watched = weakref.finalize(tensor, given_back, threading.get_ident())
     watched.atexit = False  # at process exit the server notices anyway
     return watched
 
@@ -448,6 +531,11 @@ def _device_name(kind: str) -> str:
 def _buffers(kind: str, allocations: list[Extent]) -> list[HostBuffer | DeviceBuffer]:
     assert kind != "host", "ATOM's caches are on GPUs"
     return [DeviceBuffer(*found) for found in allocations]
+
+
+def _row_memory(kind: str, bytes_: int) -> RowMemory:
+    assert kind != "host", "ATOM's caches are on GPUs"
+    return TorchRows(bytes_)
 
 
 def _recorded_event() -> object:

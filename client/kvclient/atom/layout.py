@@ -10,8 +10,11 @@ its scheduler is the b-th of `blocks` equal pieces of each tensor. This holds fo
     MLA            (tokens, 1, dim)                             neither V nor scales
     index keys     (pages, page tokens, dim)                    DSA; of MiniMax-M3 only transfer_tensors has them
 
-Everything else is refused before any byte moves, above all memory that is not addressed by blocks. Without it, a
-restored prefix would be incomplete and nobody would notice.
+    recurrent      (entries, …) and (entries, …)                GDN, KDA: slots of requests instead of blocks
+    DeepSeek-V4    no tensors                                   regions of blocks, and regions of slots
+
+Everything else is refused before any byte moves, above all memory that is addressed neither by blocks nor by slots.
+Without it, a restored prefix would be incomplete and nobody would notice.
 """
 
 import math
@@ -20,6 +23,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from kvclient.atom.states import Plane, region_planes, tensor_plane
 from kvclient.memory.layouts import Extent
 from kvserver.errors import RequestError
 from kvserver.wire.messages import RegionRun
@@ -53,6 +57,8 @@ class Layout(NamedTuple):
     """Allocations, in the order of the buffers in the regions."""
     regions: list[RegionRun]
     segments: list[Segment]
+    planes: list[Plane]
+    """Parts of a request's state. Empty if the model keeps none."""
 
     @property
     def is_latent(self) -> bool:
@@ -65,58 +71,96 @@ class Layout(NamedTuple):
         Pipeline stages have different layers, whose sizes the server compares shard by shard.
         """
         if pipeline_stages > 1:
+            assert not self.planes, "refused at the start"
             main = [segment for segment in self.segments if segment.part in PARTS[:4]]
             return sorted({f"{segment.part} {len(segment.shape)} {segment.kind}" for segment in main})
-        return [[item.part, item.layer, list(item.shape), item.kind, item.bytes] for item in self.segments]
+        pages = [[item.part, item.layer, list(item.shape), item.kind, item.bytes] for item in self.segments]
+        return [*pages, *(plane.facts for plane in self.planes)]
 
 
-def layout_of(kv_caches: Mapping[str, Any], transfer_tensors: Any, *, blocks: int | None, block_tokens: int) -> Layout:
-    """The layout of a KV cache. Arguments as of register_kv_caches(). block_tokens: tokens per block in one rank's
-    memory.
+def layout_of(
+    kv_caches: Mapping[str, Any],
+    transfer_tensors: Any,
+    *,
+    blocks: int | None,
+    block_tokens: int,
+    entries: int = 0,
+    span: int = 1,
+) -> Layout:
+    """The layout of a KV cache. Arguments as of register_kv_caches().
+
+    block_tokens: tokens per block in one rank's memory. entries: of a state tensor, 0 if the model keeps no states.
+    span: those of one request.
 
     RequestError("layout") names what is not understood, "unsupported" what cannot be cached.
     """
     if blocks is None or blocks < 1:
         raise RequestError("layout", f"num_blocks={blocks}: expected the blocks that the scheduler counts")
-    _refuse_state(transfer_tensors)
+    slots = entries // span
+    _refuse_unknown_state(transfer_tensors, slots)
+    recurrent = {layer for layer, cache in kv_caches.items() if _is_recurrent(cache, entries=entries)}
+    planes = [
+        tensor_plane(part, layer, _dense(f"{part} of {layer}", getattr(kv_caches[layer], part)), span=span)
+        for layer in kv_caches
+        if layer in recurrent
+        for part in PARTS[:2]
+    ]
+    planes += region_planes(transfer_tensors, slots=slots)
     segments = [
         _checked(part, layer, tensor, tokens=blocks * block_tokens)
         for part in PARTS
         for layer, cache in kv_caches.items()
-        if (tensor := getattr(cache, part, None)) is not None and math.prod(tensor.shape) > 1
+        if layer not in recurrent and (tensor := getattr(cache, part, None)) is not None and math.prod(tensor.shape) > 1
     ]
+    if _regions(transfer_tensors, "swa_block_regions"):
+        segments += _named(transfer_tensors, segments)
+    elif segments:
+        segments += _untold(transfer_tensors, segments, scale_bytes=_missing_scales(kv_caches, segments))
+    if slots and not planes:
+        raise RequestError("layout", f"ATOM has {slots} slots of request state, but registers no memory of them")
     if not segments:  # regions alone do not say how many tokens they hold
         raise RequestError("layout", "ATOM has registered no KV cache of any layer")
-    segments += _untold(transfer_tensors, segments, scale_bytes=_missing_scales(kv_caches, segments))
     for segment in segments:
         if segment.bytes % blocks:
             raise RequestError(
                 "layout", f"{segment.part} of {segment.layer}: {segment.bytes} bytes are not {blocks} equal blocks"
             )
     allocations = list(dict.fromkeys(segment.allocation for segment in segments))
-    return Layout(allocations, _runs(segments, allocations, blocks), segments)
+    return Layout(allocations, _runs(segments, allocations, blocks), segments, planes)
 
 
 # ---------------------------------------------------------------- what is refused
 
 
-def _refuse_state(transfer_tensors: Any) -> None:
-    """Refuse per-request state: compressors and windows of DeepSeek-V4, recurrent states of other hybrids."""
-    slots = [*_regions(transfer_tensors, "slot_regions"), *_regions(transfer_tensors, "swa_block_regions")]
-    if slots or getattr(transfer_tensors, "expected_full_slot_region_count", None):
+def _refuse_unknown_state(transfer_tensors: Any, slots: int) -> None:
+    """Refuse state of requests in regions that are not known to have all of it."""
+    full = _regions(transfer_tensors, "swa_block_regions")
+    partial = _regions(transfer_tensors, "slot_regions")
+    is_stateful = full or partial or getattr(transfer_tensors, "expected_full_slot_region_count", None)
+    if is_stateful and (partial or not slots):
         raise RequestError(
             "unsupported",
-            f"the model keeps {len(slots)} regions of state for each request (DeepSeek-V4 slots, recurrent layers); "
-            "kvserver stores blocks only, and a prefix without that state would be wrong",
+            f"the model keeps {len(full) + len(partial)} regions of state for each request (as DeepSeek-V4 does), "
+            f"{len(partial)} of a kind that is not understood, and ATOM's pool_entries have {slots} slots for them; "
+            "a prefix without that state would be wrong",
         )
     if any(getattr(region, "reverse_indexed", False) for region in _regions(transfer_tensors, "block_regions")):
         raise RequestError("layout", "regions of blocks that are counted from their end are not understood")
 
 
+def _is_recurrent(cache: Any, *, entries: int) -> bool:
+    """Whether a layer's two tensors have one row for each entry of a state. K of MHA has five dimensions, MLA no V."""
+    tensors = [getattr(cache, part, None) for part in PARTS[:2]]
+    shapes = [tuple(tensor.shape) for tensor in tensors if tensor is not None]
+    if not entries or len(shapes) != 2 or len(shapes[0]) == 5:
+        return False
+    return all(shape[:1] == (entries,) for shape in shapes)
+
+
 def _checked(part: str, layer: str, tensor: Any, *, tokens: int) -> Segment:
     """The tensor's segment. RequestError unless it has a known form and holds `tokens` tokens.
 
-    This refuses the slots of recurrent layers, which ATOM registers in the same way.
+    This refuses the slots of recurrent layers if ATOM does not tell how many there are.
     """
     shape = tuple(int(size) for size in tensor.shape)
     item_bytes = tensor.element_size()
@@ -126,26 +170,33 @@ def _checked(part: str, layer: str, tensor: Any, *, tokens: int) -> Segment:
         raise RequestError(
             "unsupported",
             f"{shown}: a layout that is not understood; expected pages of K, V, scales or index keys, or a latent by "
-            "token (GDN, KDA and other recurrent layers, which keep slots of requests, are not supported)",
+            "token (GDN, KDA and other recurrent layers need the slots that ATOM's pool_entries say)",
         )
     if held != tokens:
         raise RequestError(
             "unsupported",
             f"{shown} holds {held} tokens, not the {tokens} of all blocks: it is not addressed by blocks "
-            "(GDN, KDA and other recurrent layers are not supported)",
+            "(GDN, KDA and other recurrent layers need the slots that ATOM's pool_entries say)",
         )
-    strides: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        strides.insert(0, step)
-        step *= size
-    if any(size > 1 and got != wanted for size, got, wanted in zip(shape, tensor.stride(), strides, strict=True)):
-        raise RequestError("layout", f"{shown}, strides {tuple(tensor.stride())}: it has gaps")
-    storage = tensor.untyped_storage()
+    storage = _dense(shown, tensor).untyped_storage()
     allocation = Extent(storage.data_ptr(), storage.nbytes())
     offset = tensor.data_ptr() - allocation.address
     kind = str(getattr(tensor, "dtype", item_bytes))
-    return Segment(part, layer, allocation, offset, step * item_bytes, shape, kind)
+    return Segment(part, layer, allocation, offset, math.prod(shape) * item_bytes, shape, kind)
+
+
+def _dense(shown: str, tensor: Any) -> Any:
+    """The tensor. RequestError if its elements have gaps between them."""
+    strides: list[int] = []
+    step = 1
+    for size in reversed(tensor.shape):
+        strides.insert(0, step)
+        step *= size
+    if any(
+        size > 1 and got != wanted for size, got, wanted in zip(tensor.shape, tensor.stride(), strides, strict=True)
+    ):
+        raise RequestError("layout", f"{shown}, strides {tuple(tensor.stride())}: it has gaps")
+    return tensor
 
 
 def _tokens_of(part: str, shape: Sequence[int], item_bytes: int) -> int | None:
@@ -189,6 +240,16 @@ def _untold(transfer_tensors: Any, known: Sequence[Segment], *, scale_bytes: Seq
         offset = region.base_addr - memory.address
         found.append(Segment("region", f"region_{number}", memory, offset, region.total_bytes))
     return found
+
+
+def _named(transfer_tensors: Any, known: Sequence[Segment]) -> list[Segment]:
+    """Segments of regions of blocks beside regions of slots, in ATOM's order: planes of all layers, then index keys."""
+    regions = [region for region in _regions(transfer_tensors, "block_regions") if not _is_known(region, known)]
+    memory = [Extent(region.base_addr, region.total_bytes) for region in regions]
+    return [
+        Segment("region", str(region.semantic_role), extent, 0, extent.bytes)
+        for region, extent in zip(regions, memory, strict=True)
+    ]
 
 
 def _missing_scales(kv_caches: Mapping[str, Any], segments: Sequence[Segment]) -> list[int]:

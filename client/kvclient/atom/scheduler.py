@@ -4,12 +4,16 @@ Rule 1: it decides nothing.
 
 Rule 2: sequences are identified as objects, because ATOM reuses their ids.
 
-Rule 3: a sequence whose blocks a job reads or writes is in `jobs` until ATOM has reported the job's end. Only then may
-its blocks be freed. This must hold after a bug of ours too, so `jobs` does not depend on decide.py.
+Rule 3: a sequence whose blocks or slot a job reads or writes is in `jobs` until ATOM has reported the job's end. Only
+then may its blocks be freed. This must hold after a bug of ours too, so `jobs` does not depend on decide.py.
 
 ATOM asks once, synchronously, what can be loaded. It cannot be told to ask again. So match() waits for the answer, no
 longer than a lookup may take. A server that did not answer is not asked again before it shows a sign of life. What a
 remote store may bring later is not awaited: coming_wait_s is 0.
+
+A state of a request is right at one token (states.py). It is stored only if the last forward ended at the end of a
+chunk, with the step after that forward. A load brings it only to a sequence of which HBM has nothing: otherwise ATOM
+restores a state of its own in the first forward after the load.
 """
 
 import itertools
@@ -21,12 +25,14 @@ from typing import Any
 from kvclient.atom.aborts import Aborts
 from kvclient.atom.gaps import Gaps
 from kvclient.atom.jobs import AtomJobs, EndedJob
+from kvclient.atom.states import States
 from kvclient.atom.steps import NAMESPACE, Name, Seq, Step
-from kvclient.atom.versions import SEQUENCE, check_fields
+from kvclient.atom.versions import SEQUENCE, STATEFUL, check_fields
 from kvclient.client import Client
 from kvclient.keys import chunk_keys
 from kvclient.offload.decide import Offload
 from kvclient.offload.lookup_exchange import LookupExchange
+from kvclient.offload.ranges import usable_tokens
 from kvclient.offload.values import Options, RetrieveOrder, Statistics, StoreOrder
 from kvclient.values import RetrieveResult, StoreResult
 
@@ -53,15 +59,24 @@ class _Life:
         """True if match() returned more than 0 and ATOM has not allocated since."""
         self.whole_tokens = seq.num_prompt_tokens
         """Leading tokens that may be stored. After them ATOM may have left out KV."""
+        self.seen_tokens = 0
+        """Tokens that were computed when it got its blocks or the last step was made. If no more are, its slot may have
+        gone on, or ATOM has yet to fill it."""
+        self.seen_fork = -1
+        """The slot that its next forward was to read when the last step was made. -1: its own."""
 
 
 class Scheduler:
     """One engine's scheduler half, for all ranks and stages. Belongs to the scheduler's thread."""
 
-    def __init__(self, client: Client, options: Options) -> None:
-        """options: ranks=1, because ATOM itself waits until all ranks and stages have reported. coming_wait_s=0."""
+    def __init__(self, client: Client, options: Options, *, state_rows: int = 0) -> None:
+        """options: ranks=1, because ATOM itself waits until all ranks and stages have reported. coming_wait_s=0.
+
+        state_rows: rows for states of requests, if there is a group of them. 0 otherwise.
+        """
         assert options.ranks == 1
         assert not options.coming_wait_s
+        assert (state_rows > 0) != options.is_plain
         self.jobs = AtomJobs()
         self._aborts = Aborts(self.jobs)
         self._gaps = Gaps(options.chunk_tokens)
@@ -71,6 +86,7 @@ class Scheduler:
         """Stores that no rank has received yet. Their blocks are held already."""
         self.handoffs: set[int] = set()
         """id() of the sequences that compute up to their boundary."""
+        self.states = States(state_rows) if state_rows else None
         self._options = options
         self._offload = Offload(options)
         self._exchange = LookupExchange(client, self._offload, log)
@@ -119,6 +135,7 @@ class Scheduler:
         if life.is_keyed:  # other sequences store nothing
             self._gaps.allocated(seq)
             life.whole_tokens = self._gaps.whole_tokens(seq)
+        life.seen_tokens, life.seen_fork = seq.num_cached_tokens, -1
         is_offered, life.is_offered = life.is_offered, False
         if not is_offered:
             self._offload.admitted(life.name, hbm_tokens=seq.num_cached_tokens)
@@ -128,6 +145,8 @@ class Scheduler:
     def should_park(self, seq: Seq) -> bool:
         """Whether the sequence waits for a load of the tokens after its own prefix, which is known now."""
         life = self._life_of(seq)
+        if self.states is not None:
+            return self._retrieve(life)
         boundary = self._offload.handoff(life.name, hbm_tokens=seq.num_cached_tokens)
         if boundary is not None:
             life.boundary = seq.offload_handoff_boundary_tokens = boundary
@@ -139,6 +158,20 @@ class Scheduler:
         """The number of tokens to compute first, at most up to the boundary."""
         left = self._lives[id(seq)].boundary - seq.num_cached_tokens
         return min(chunk_tokens, left) if left > 0 else chunk_tokens
+
+    def chunk_until_state(self, seq: Seq, chunk_tokens: int) -> int:
+        """The number of tokens to compute first, so that a state is right at the end of a chunk that is not held.
+
+        A sequence with output is not cut: ATOM could take the first part for all of it (gaps.py).
+        """
+        life = self._lives[id(seq)]
+        may_store = life.is_keyed and self._options.stores and bool(self.namespace)
+        if not may_store or seq.num_tokens > seq.num_prompt_tokens:
+            return chunk_tokens
+        begin, chunk = seq.num_cached_tokens, self._options.chunk_tokens
+        end = min((begin + chunk_tokens) // chunk * chunk, usable_tokens(self._options, seq.num_tokens))
+        is_new = end > max(begin, self._offload.held_tokens(life.name))
+        return end - begin if is_new and end >= self._options.gain_min else chunk_tokens
 
     def should_park_now(self, seq: Seq) -> bool:
         """Whether a sequence in `handoffs` waits for its load now. Called in every step.
@@ -174,15 +207,22 @@ class Scheduler:
             )
         for life in list(self._storing.values()):
             self._store_due(life, now_s)
+            life.seen_tokens = life.seq.num_cached_tokens
+            if self.states is not None:
+                _distrust_late_fork(life)
+        if self.states is not None:
+            self.untold.extend(self.states.take_loads())
         return self._take_untold()
 
     def last_step(self, why: str) -> Step:
         """The step after a bug. It ends what the engine waits for, which only workers can report: loads are refused."""
-        self.untold[:] = [order._replace(refused=why) for order in self.untold]
+        waiting = self.states.take_waiting() if self.states is not None else ()
+        self.untold[:] = [order._replace(refused=why) for order in (*self.untold, *waiting)]
         return self._take_untold()
 
     def _take_untold(self) -> Step:
-        step = Step(tuple(self.untold), tuple(self.untold_stores))
+        states = self.states.of((*self.untold, *self.untold_stores)) if self.states is not None else {}
+        step = Step(tuple(self.untold), tuple(self.untold_stores), states)
         self.untold.clear()
         self.untold_stores.clear()
         return step
@@ -191,6 +231,8 @@ class Scheduler:
         """Take jobs that all ranks have ended, by ATOM's operation ids. failed: loads that did. gaps: stores that left
         out chunks."""
         for operation, job in jobs.items():
+            if self.states is not None:
+                self.states.ended(operation.generation)
             if job.is_retrieve:
                 why = "rank-failed" if operation in failed else ""
                 load = RetrieveResult(not why, 0, why)
@@ -255,7 +297,7 @@ class Scheduler:
     def _life_of(self, seq: Seq) -> _Life:
         life = self._lives.get(id(seq))
         if life is None:
-            check_fields("Sequence", seq, SEQUENCE)
+            check_fields("Sequence", seq, SEQUENCE if self.states is None else (*SEQUENCE, *STATEFUL))
             life = self._lives[id(seq)] = _Life(seq, Name(seq.id, next(self._numbers)))
             self._begin(life)
         return life
@@ -264,7 +306,8 @@ class Scheduler:
         seq = life.seq
         tokens = seq.num_prompt_tokens
         # Placeholder tokens are the same for every image.
-        why = "multimodal" if seq.multimodal_data is not None else "per-request-state" if seq.has_per_req_cache else ""
+        is_odd = seq.has_per_req_cache != (self.states is not None)
+        why = "multimodal" if seq.multimodal_data is not None else "per-request-state" if is_odd else ""
         life.is_keyed = not why
         if why:
             self._offload.begin_unkeyed(life.name, tokens=tokens, why=why)
@@ -294,7 +337,13 @@ class Scheduler:
 
     def _retrieve(self, life: _Life) -> bool:
         seq = life.seq
-        order = self._offload.allocated(life.name, hbm_tokens=seq.num_cached_tokens, tables=[seq.block_table])
+        tables = [seq.block_table]
+        if self.states is not None:
+            if seq.num_cached_tokens or seq.per_req_cache_group < 0:
+                self._offload.admitted(life.name, hbm_tokens=seq.num_cached_tokens)
+                return False
+            tables.append(self.states.table_for_load(seq.num_tokens // self._options.chunk_tokens))
+        order = self._offload.allocated(life.name, hbm_tokens=seq.num_cached_tokens, tables=tables)
         if order is None:
             return False
         seq.offload_load_start_tokens = order.hbm_tokens
@@ -303,7 +352,10 @@ class Scheduler:
         seq.offload_loaded = seq.offload_load_failed = False
         self.jobs.begin(order, seq)
         self._aborts.parked(seq)
-        self.untold.append(order)
+        if self.states is None:
+            self.untold.append(order)
+        else:
+            self.states.wait(order, slot=seq.per_req_cache_group)
         return True
 
     def _store_due(self, life: _Life, now_s: float) -> None:
@@ -312,12 +364,24 @@ class Scheduler:
             return
         computed = min(seq.num_cached_tokens, seq.num_prompt_tokens, life.whole_tokens)
         if self._offload.computed(life.name, computed, now_s):
-            order = self._offload.store(life.name, [seq.block_table])
+            tables = [seq.block_table]
+            if self.states is not None:
+                tables.append(self._state_table(life, self.states, computed))
+            order = self._offload.store(life.name, tables)
             if order is not None:
                 self.jobs.begin(order, seq)
                 self.untold_stores.append(order)
+                if self.states is not None:
+                    self.states.stored(order, slot=_slot_of(seq))
         if self._offload.stored_whole(life.name):
             self._storing.pop(id(seq), None)
+
+    def _state_table(self, life: _Life, states: States, computed: int) -> list[int]:
+        """The table of rows of a sequence, with the row that its state goes to if it is stored."""
+        tokens = life.seq.num_cached_tokens
+        chunks, inside = divmod(computed, self._options.chunk_tokens)
+        is_right = tokens == computed and tokens > life.seen_tokens and not inside and _slot_of(life.seq) >= 0
+        return states.table_for_store(chunks, has_state=is_right)
 
     def _store_again(self, order: RetrieveOrder) -> None:
         """Store the tokens of a failed load again: they are computed now, and the server may not have them."""
@@ -340,3 +404,16 @@ class Scheduler:
                 self._end(life)
         self._exchange.use_namespace(namespace)
         log.info("namespace of all ranks namespace=%s", namespace.hex()[:16])
+
+
+def _distrust_late_fork(life: _Life) -> None:
+    """Store nothing more of a sequence whose fork is pending in a second step: ATOM may have given that slot away."""
+    fork = life.seq.state_fork_src
+    if fork >= 0 and fork == life.seen_fork:
+        life.whole_tokens = min(life.whole_tokens, life.seq.num_cached_tokens)
+    life.seen_fork = fork
+
+
+def _slot_of(seq: Seq) -> int:
+    """The slot whose state is that of all computed tokens. A fork gives the sequence a new one for its next forward."""
+    return seq.state_fork_src if seq.state_fork_src >= 0 else seq.per_req_cache_group

@@ -16,6 +16,9 @@ class Settings(ConnectorSettings):
     """The connector's settings; see docs/atom.md. ATOM's scheduler waits for lookups, and never preempts blocks in a
     store."""
 
+    state_rows: int = 4
+    """Rows of GPU memory through which states of requests pass; only for models that have them."""
+
 
 def parse(transfer: Mapping[str, Any]) -> Settings:
     """The settings in a kv_transfer_config. RequestError if they are wrong."""

@@ -1,7 +1,7 @@
 """The messages between ATOM's scheduler and its workers. Plain values that pickle; needs neither ATOM nor torch."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from kvclient.offload.values import RetrieveOrder, StoreOrder
@@ -19,6 +19,8 @@ class Seq(Protocol):
     token_ids: list[int]
     block_table: list[int]
     has_per_req_cache: bool
+    per_req_cache_group: int
+    state_fork_src: int
     multimodal_data: Any
     offload_loaded: bool
     offload_load_failed: bool
@@ -41,12 +43,21 @@ class Name(NamedTuple):
         return str(self.id)
 
 
+class StateCopy(NamedTuple):
+    """The state of a job's request: the row that the server reads or writes, and the slot that ATOM uses."""
+
+    row: int
+    slot: int
+
+
 @dataclass(frozen=True)
 class Step:
     """The scheduler's message to every worker of every pipeline stage, once per schedule() and on idle ticks."""
 
     retrieves: tuple[RetrieveOrder, ...] = ()
     stores: tuple[StoreOrder, ...] = ()
+    states: Mapping[int, StateCopy] = field(default_factory=dict)
+    """Job -> its state, for those of these jobs that have one."""
 
     @property
     def requests(self) -> Sequence[RetrieveOrder | StoreOrder]:

@@ -45,6 +45,8 @@ SEQUENCE = (
     "has_per_req_cache",
     "multimodal_data",
 )
+STATEFUL = ("per_req_cache_group", "state_fork_src")
+"""Further fields of a Sequence whose model keeps a state for each request."""
 
 
 def release() -> str:

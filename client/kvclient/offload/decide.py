@@ -247,6 +247,10 @@ class Offload:
         is_open = it.lookup is not None or (it.held_for_sure is not None and it.storing)
         return not self._options.stores or (not is_open and (bool(it.stopped) or it.frontier >= it.chunks))
 
+    def held_tokens(self, request: Hashable) -> int:
+        """Leading tokens that the server holds, or receives now, as far as known."""
+        return self._requests[request].frontier * self._options.chunk_tokens
+
     def preempted(self, request: Hashable) -> None:
         """The request lost its blocks and waits to be matched again. Stores in flight keep theirs. Idempotent."""
         it = self._requests[request]

@@ -17,7 +17,7 @@ SETTINGS: dict[str, object] = {"hidden_size": 48, "rope_parameters": {"rope_type
 
 
 def layout(kind: str = "float8", shape: tuple[int, ...] = (14, 3, 5, 16, 8), layer: str = "layer_0") -> Layout:
-    return Layout([Extent(1, 2)], [], [Segment("k_cache", layer, Extent(1, 2), 0, 7 * 64, shape, kind)])
+    return Layout([Extent(1, 2)], [], [Segment("k_cache", layer, Extent(1, 2), 0, 7 * 64, shape, kind)], [])
 
 
 def digest(**changed: Any) -> bytes:

@@ -14,9 +14,11 @@ import pytest
 
 from kvclient.atom.aborts import PASSED_STEPS
 from kvclient.atom.scheduler import Scheduler
-from kvclient.atom.steps import NAMESPACE, Name
+from kvclient.atom.states import NO_ROW
+from kvclient.atom.steps import NAMESPACE, Name, StateCopy
 from kvclient.keys import chunk_keys
 from kvclient.offload.values import Group, Options
+from kvserver.errors import RequestError
 from kvserver.wire.messages import KEY_BYTES
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
@@ -53,17 +55,30 @@ def sequence(tokens: int, *, name: Any = 1, hbm: int = 0, block_tokens: int = BL
         "has_per_req_cache": False,
         "multimodal_data": None,
         "is_finished": False,
+        "per_req_cache_group": -1,
+        "state_fork_src": -1,
     }
     return SimpleNamespace(**{"status": Status.WAITING, **fields, **more})
 
 
 class Desk:
-    def __init__(self, *, block: int = BLOCK, chunk: int = CHUNK, held: int = 0, **options: Any) -> None:
+    def __init__(
+        self, *, block: int = BLOCK, chunk: int = CHUNK, held: int = 0, state_rows: int = 0, **options: Any
+    ) -> None:
+        """state_rows: above 0, the model keeps states."""
         self.server = Server()
         self.chunk = chunk
         self.scheduler = Scheduler(
             self.server,  # type: ignore[arg-type]
-            Options(chunk_tokens=chunk, groups=(Group(block),), resumes_output=False, retrieve_wait_s=0, **options),
+            Options(
+                chunk_tokens=chunk,
+                groups=(Group(block), *([Group(chunk, "state")] if state_rows else [])),
+                null_block=NO_ROW if state_rows else None,
+                resumes_output=False,
+                retrieve_wait_s=0,
+                **options,
+            ),
+            state_rows=state_rows,
         )
         self.scheduler.learn([operation(NAMESPACE + "6e" * 32, 0)])
         if held:
@@ -439,3 +454,207 @@ def test_without_a_namespace_it_is_the_reason(caplog: pytest.LogCaptureFixture) 
     (line,) = [record.message for record in caplog.records if record.message.startswith("request=")]
     assert line.endswith(" loaded=0 stored=0 why=no-namespace")
     assert desk.server.asked == 0
+
+
+# ---------------------------------------------------------------- states
+
+
+def stateful(tokens: int, *, slot: int = 6, **more: Any) -> Any:
+    return sequence(tokens, has_per_req_cache=True, per_req_cache_group=slot, **more)
+
+
+def computed(desk: Desk, seq: Any, tokens: int) -> list[tuple[int, int, int | None]]:
+    """(first chunk, end chunk, slot of the state) of the stores of the step after a forward that ended there."""
+    seq.num_cached_tokens = tokens
+    step = desk.scheduler.step()
+    return [
+        (order.first_chunk, order.first_chunk + order.chunks, getattr(step.states.get(order.job), "slot", None))
+        for order in step.stores
+    ]
+
+
+def test_a_state_is_stored_only_with_the_step_after_the_forward_that_ended_there() -> None:
+    """sidecar_save_waits_for_exact_completed_boundary."""
+    desk = Desk(state_rows=3)
+    desk.admit(seq := stateful(90), hbm=0)
+    assert computed(desk, seq, 0) == []
+    assert computed(desk, seq, 13) == [(0, 1, None)], "the state is that of token 13"
+    assert computed(desk, seq, 24) == [(1, 2, 6)]
+    assert computed(desk, seq, 24) == []
+    assert computed(desk, seq, 50) == [(2, 4, None)]
+
+
+def test_a_state_that_has_gone_on_is_not_stored() -> None:
+    """The store came too late, because too many were in flight. Decoding does not change num_cached_tokens."""
+    desk = Desk(state_rows=3, stores_max=1)
+    desk.admit(first := stateful(20, name=1), hbm=0)
+    desk.admit(seq := stateful(24, name=2), hbm=0)
+    seq.num_cached_tokens = 24
+    assert computed(desk, first, 12) == [(0, 1, 6)]
+    (order,) = (job.order for job in desk.scheduler.jobs._jobs.values())
+    ended = desk.scheduler.jobs.ended([operation(1, order.job)])
+    desk.scheduler.ended(ended, failed=(), gaps=())
+    assert computed(desk, seq, 24) == [(0, 2, None)]
+
+
+def test_the_state_behind_the_output_of_a_preempted_sequence_is_not_stored() -> None:
+    desk = Desk(state_rows=3)
+    desk.admit(seq := stateful(24), hbm=0)
+    seq.num_tokens = 30
+    assert computed(desk, seq, 30) == [(0, 2, None)]
+
+
+def test_a_state_that_hbm_brings_is_not_there_before_the_first_forward() -> None:
+    """ATOM copies a checkpoint into the slot within that forward.
+    Scenario: slot_save_waits_until_post_allocation_state_copy_forward_completes."""
+    desk = Desk(state_rows=3)
+    desk.admit(seq := stateful(90), hbm=24)
+    assert computed(desk, seq, 24) == [(0, 2, None)]
+    assert computed(desk, seq, 36) == [(2, 3, 6)]
+
+
+def test_a_checkpoint_hands_the_slot_on_and_the_state_is_in_the_old_one() -> None:
+    desk = Desk(state_rows=3)
+    desk.admit(seq := stateful(90), hbm=0)
+    seq.state_fork_src, seq.per_req_cache_group = 6, 9
+    assert computed(desk, seq, 24) == [(0, 2, 6)]
+    seq.state_fork_src = -1
+    assert computed(desk, seq, 36) == [(2, 3, 9)]
+
+
+def test_behind_a_fork_that_atom_left_for_two_steps_nothing_is_stored() -> None:
+    """ATOM pins the slot for two passes only. Tokens that are computed with another request's state are wrong."""
+    desk = Desk(state_rows=3)
+    desk.admit(seq := stateful(90), hbm=0)
+    seq.state_fork_src, seq.per_req_cache_group = 6, 9
+    assert computed(desk, seq, 24) == [(0, 2, 6)]
+    seq.state_fork_src = -1
+    assert computed(desk, seq, 36) == [(2, 3, 9)]
+    seq.state_fork_src, seq.per_req_cache_group = 9, 4
+    assert computed(desk, seq, 48) == [(3, 4, 9)]
+    assert computed(desk, seq, 48) == []
+    seq.state_fork_src = -1
+    assert computed(desk, seq, 60) == []
+    assert computed(desk, seq, 90) == []
+
+
+def test_a_fork_of_an_earlier_life_is_forgotten() -> None:
+    """A preempted sequence may get the same slot to read from again."""
+    desk = Desk(state_rows=3)
+    desk.admit(seq := stateful(90), hbm=0)
+    seq.state_fork_src, seq.per_req_cache_group = 6, 9
+    assert computed(desk, seq, 24) == [(0, 2, 6)]
+    desk.admit(seq, hbm=24)
+    assert computed(desk, seq, 24) == []
+    seq.state_fork_src = -1
+    assert computed(desk, seq, 36) == [(2, 3, 9)]
+
+
+def test_a_state_that_is_stored_or_held_is_not_stored_again() -> None:
+    """sidecar_save_is_not_duplicated_while_inflight_or_after_commit."""
+    desk = Desk(state_rows=3, held=24)
+    desk.admit(seq := stateful(90), hbm=12)
+    assert computed(desk, seq, 24) == []
+    assert computed(desk, seq, 36) == [(2, 3, 6)]
+    desk.scheduler.finished(seq)
+    desk.hold(36)
+    desk.admit(again := stateful(90, name=2), hbm=12)
+    assert computed(desk, again, 36) == []
+
+
+def test_the_first_prefill_ends_with_a_chunk_that_is_not_held() -> None:
+    """prefill_chunk_is_cut_at_nearest_pending_sidecar_boundary;
+    prefill_chunk_does_not_recut_committed_or_inflight_boundary; zero_checkpoint_interval_keeps_terminal_alignment."""
+    desk = Desk(state_rows=3, held=24, retrieve_tokens_min=24)
+
+    def cut(tokens: int, budget: int, *, hbm: int = 0, **more: Any) -> int:
+        desk.admit(seq := stateful(tokens, hbm=hbm, name=(tokens, budget, hbm, len(more)), **more), hbm=hbm)
+        seq.num_cached_tokens = hbm
+        return desk.scheduler.chunk_until_state(seq, budget)
+
+    assert cut(47, 47, hbm=8) == 28, "up to 36, the last whole chunk"
+    assert cut(48, 48, hbm=8) == 28, "one token has to be left for a request like this one"
+    assert cut(90, 43, hbm=8) == 40, "up to 48: the budget ends behind it"
+    assert cut(35, 35, hbm=8) == 35, "24 is held"
+    assert cut(47, 5, hbm=8) == 5, "there is no boundary in it"
+    assert cut(47, 47, hbm=36) == 47
+    assert cut(47, 47, hbm=8, num_tokens=50) == 47, "output: ATOM could take the first part for all"
+    assert cut(47, 47, hbm=8, multimodal_data={"image": 1}) == 47
+    consumer = Desk(state_rows=3, stores=False)
+    consumer.admit(seq := stateful(90), hbm=0)
+    assert consumer.scheduler.chunk_until_state(seq, 43) == 43
+    unheard = Desk(state_rows=3, retrieve_tokens_min=24)
+    unheard.admit(seq := stateful(20), hbm=0)
+    assert unheard.scheduler.chunk_until_state(seq, 20) == 20, "12 tokens would not be worth a load"
+
+
+def test_behind_tokens_of_hbm_no_state_is_loaded() -> None:
+    """With a server that holds more."""
+    desk = Desk(state_rows=3, held=48)
+    assert not desk.admit(stateful(90), hbm=12)
+    assert desk.scheduler.step().retrieves == ()
+    assert desk.server.released == [1]
+
+
+def test_a_sequence_without_a_slot_is_computed_and_brings_no_state() -> None:
+    """stateful_load_without_destination_group_fails_closed."""
+    desk = Desk(state_rows=3, held=24)
+    assert not desk.admit(seq := stateful(90, slot=-1), hbm=0)
+    assert computed(desk, seq, 36) == [(2, 3, None)]
+
+
+def test_a_load_has_its_row_until_all_ranks_have_ended_it() -> None:
+    """Another one waits, and no store gets a row before it has one."""
+    desk = Desk(state_rows=1, held=24)
+    for name, slot in ((1, 6), (2, 7)):
+        assert desk.admit(stateful(30, name=name, slot=slot), hbm=0)
+    step = desk.scheduler.step()
+    (first,) = step.retrieves
+    assert step.states == {first.job: StateCopy(row=0, slot=6)}
+    assert [list(item.block_ids) for item in first.blocks] == [[0, 1, 2, 3, 4, 5], [0]]
+    desk.admit(storing := stateful(90, name=3, slot=8), hbm=12)
+    assert desk.scheduler.busy()
+    ended = desk.scheduler.jobs.ended([operation(1, first.job)])
+    desk.scheduler.ended(ended, failed=(), gaps=())
+    step = desk.scheduler.step()
+    (second,) = step.retrieves
+    assert step.states == {second.job: StateCopy(row=0, slot=7)}
+    ended = desk.scheduler.jobs.ended([operation(2, second.job)])
+    desk.scheduler.ended(ended, failed=(), gaps=())
+    assert computed(desk, storing, 36) == [(2, 3, 8)]
+
+
+def test_a_store_gets_no_row_while_a_load_waits_for_one() -> None:
+    desk = Desk(state_rows=1, held=24)
+    desk.admit(storing := stateful(90, name=3, slot=8), hbm=12)
+    desk.scheduler.step()
+    desk.admit(stateful(30), hbm=0)
+    storing.num_cached_tokens = 36
+    step = desk.scheduler.step()
+    assert len(step.stores) == 1
+    assert list(step.states) == [order.job for order in step.retrieves]
+
+
+def test_after_a_bug_loads_without_a_row_are_refused_too() -> None:
+    desk = Desk(state_rows=1, held=24)
+    for name in (1, 2):
+        desk.admit(stateful(30, name=name), hbm=0)
+    assert len(desk.scheduler.step().retrieves) == 1
+    (order,) = desk.scheduler.last_step("connector-bug").retrieves
+    assert order.refused == "connector-bug"
+
+
+@pytest.mark.parametrize(("state_rows", "has_state"), [(0, True), (3, False)])
+def test_a_sequence_unlike_the_model_is_neither_looked_up_nor_stored(state_rows: int, has_state: bool) -> None:
+    desk = Desk(state_rows=state_rows, held=24)
+    seq = sequence(90, has_per_req_cache=has_state)
+    assert not desk.admit(seq, hbm=0)
+    assert computed(desk, seq, 36) == []
+    assert desk.server.asked == 0
+
+
+def test_a_release_without_slots_of_sequences_is_refused_by_name() -> None:
+    seq = stateful(90)
+    del seq.state_fork_src
+    with pytest.raises(RequestError, match="has no state_fork_src in its Sequence"):
+        Desk(state_rows=3).scheduler.match(seq)
