@@ -1,4 +1,7 @@
-"""The stand-in's block manager: reference counts, and a prefix index whose blocks stay until they are needed."""
+"""The stand-in's block manager: reference counts, and a prefix index whose blocks stay until they are needed.
+
+It keeps no checkpoints of states. So a request with a state finds nothing in HBM.
+"""
 
 from collections import OrderedDict
 
@@ -8,11 +11,13 @@ Prefix = tuple[int, ...]
 
 
 class Blocks:
-    def __init__(self, blocks: int, block_tokens: int) -> None:
+    def __init__(self, blocks: int, block_tokens: int, *, slots: int = 0) -> None:
         self.total = blocks
         self.block_tokens = block_tokens
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(blocks))
         """Free blocks, oldest first; they keep their contents until they are reused."""
+        self._free_slots = list(range(slots))
+        """The one that was freed last is used first."""
         self._users = [0] * blocks
         self._index: dict[Prefix, int] = {}
         self._prefix_of: dict[int, Prefix] = {}
@@ -23,10 +28,16 @@ class Blocks:
     def free(self) -> int:
         return len(self._free)
 
+    @property
+    def free_slots(self) -> int:
+        return len(self._free_slots)
+
     def cached(self, seq: Sequence) -> int | None:
         """Number of its prefix blocks in HBM, leaving one token to compute; None if the sequence does not fit."""
-        hits = 0
-        while (hits + 1) * self.block_tokens < seq.num_tokens and self._prefix(seq, hits + 1) in self._index:
+        if seq.has_per_req_cache and not self._free_slots:
+            return None
+        hits, most = 0, 0 if seq.has_per_req_cache else seq.num_tokens - 1
+        while (hits + 1) * self.block_tokens <= most and self._prefix(seq, hits + 1) in self._index:
             hits += 1
         blocks = -(-seq.num_tokens // self.block_tokens)
         held = [self._index[self._prefix(seq, at + 1)] for at in range(hits)]
@@ -39,6 +50,8 @@ class Blocks:
             self._users[block] += 1
             self._free.pop(block, None)
         seq.num_cached_tokens = hits * self.block_tokens
+        if seq.has_per_req_cache:
+            seq.per_req_cache_group = self._free_slots.pop()
         self.grow(seq)
 
     def grow(self, seq: Sequence) -> bool:
@@ -69,6 +82,9 @@ class Blocks:
             self._users[block] -= 1
             if self._users[block] == 0:
                 self._free[block] = None
+        if seq.has_per_req_cache and seq.per_req_cache_group >= 0:
+            self._free_slots.append(seq.per_req_cache_group)
+            seq.per_req_cache_group = -1
         seq.block_table = []
         seq.num_cached_tokens = seq.num_hashed_tokens = 0
 

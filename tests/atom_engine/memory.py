@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from kvserver._native import create_memfd
+from tests.atom_engine.states import StateMemory
 
 POISON = 0xA5
 
@@ -27,7 +28,8 @@ class Shape:
 
     form: str = "mha"
     """mha (K, V), mha-fp8 (with scales), mha-v4 (V of four dimensions), mla, dsa (with index keys), m3 (index keys
-    visible only in the regions), mimo (layers with different head counts).
+    visible only in the regions), mimo (layers with different head counts); with slots also gdn (mha and recurrent
+    layers), kda (mla and recurrent layers), v4 (regions of blocks and of slots, no tensors).
     """
     layers: int = 3
     draft_layers: int = 0
@@ -39,6 +41,10 @@ class Shape:
     first_layer: int = 0
     contexts: int = 1
     """Ranks that share a block's tokens, one token after another (decode context parallel)."""
+    slots: int = 0
+    """Requests that can have a state."""
+    span: int = 1
+    """Entries of a recurrent layer's tensors for each of them."""
 
     @property
     def pages(self) -> int:
@@ -201,15 +207,21 @@ class Memory:
         self.tensors: list[Tensor] = []
         self._images: dict[bytes, list[bytes]] = {}
         """Digest of all tokens up to a block's end -> the block's bytes in each tensor. Lives as long as a test."""
-        for entries in ([entry for entry in plan if entry not in hidden], hidden):
+        apart = [[entry] for entry in plan] if shape.form == "v4" else [[e for e in plan if e not in hidden], hidden]
+        for entries in apart:
             sizes = [math.prod(dims) * item_bytes for _, _, dims, item_bytes in entries]
             if not sizes:
                 continue
-            pool = Pool(0x7000_0000_0000 + (rank << 36) + (len(self.pools) << 34), sum(sizes))
-            self.pools.append(pool)
+            pool = self._pool(sum(sizes))
             offsets = accumulate(sizes, initial=0)
             for offset, (part, layer, dims, item_bytes) in zip(offsets, entries, strict=False):
                 self.tensors.append(Tensor(self, pool, offset, dims, item_bytes=item_bytes, part=part, layer=layer))
+        self.states = StateMemory(shape, rank, self._pool) if shape.slots else None
+
+    def _pool(self, bytes_: int) -> Pool:
+        pool = Pool(0x7000_0000_0000 + (self.rank << 40) + (len(self.pools) << 34), bytes_)
+        self.pools.append(pool)
+        return pool
 
     def close(self) -> None:
         for pool in self.pools:
@@ -218,7 +230,11 @@ class Memory:
     def kv_caches(self) -> dict[str, Any]:
         hidden = {"index_cache"} if self.shape.form == "m3" else set()
         caches: dict[str, Any] = {}
-        for tensor in self.tensors:
+        for name, (conv, ssm) in self.states.tensors.items() if self.states is not None else ():
+            caches[name] = SimpleNamespace(
+                layer_num=50, k_cache=conv, v_cache=ssm, k_scale=None, v_scale=None, index_cache=None
+            )
+        for tensor in self.tensors if self.shape.form != "v4" else ():
             name = f"layer_{tensor.layer}"
             cache = caches.setdefault(
                 name,
@@ -233,12 +249,20 @@ class Memory:
     def transfer_tensors(self) -> Any:
         regions = [
             SimpleNamespace(
-                base_addr=tensor.data_ptr(), total_bytes=tensor._bytes(), unit_bytes=0, reverse_indexed=False
+                base_addr=tensor.data_ptr(),
+                total_bytes=tensor._bytes(),
+                unit_bytes=0,
+                reverse_indexed=False,
+                semantic_role=f"part_{number}",
             )
-            for tensor in self.tensors
+            for number, tensor in enumerate(self.tensors)
         ]
+        slots = self.states.regions if self.states is not None else []
         return SimpleNamespace(
-            block_regions=regions, slot_regions=[], swa_block_regions=[], expected_full_slot_region_count=None
+            block_regions=regions,
+            slot_regions=[],
+            swa_block_regions=slots,
+            expected_full_slot_region_count=len(slots) or None,
         )
 
     def write(self, block_table: Sequence[int], tokens: Sequence[int], first: int, end: int) -> None:
@@ -323,7 +347,7 @@ class Memory:
     def _content(self, number: int, tensor: Tensor, digest: bytes) -> bytes:
         """The bytes of one token, run after run."""
         # Ranks of MLA hold the same bytes, so it does not matter which of them stores a chunk.
-        rank = 0 if self.shape.form in ("mla", "dsa") and self.shape.contexts == 1 else self.rank
+        rank = 0 if self.shape.form in ("mla", "dsa", "kda") and self.shape.contexts == 1 else self.rank
         return hashlib.shake_128(digest + bytes([rank, number, tensor.layer])).digest(tensor.bytes_of_token)
 
 
@@ -331,7 +355,10 @@ def _plan(shape: Shape) -> Iterator[tuple[str, int, tuple[int, ...], int]]:
     """(part, layer, dimensions, bytes of an item), in ATOM's allocation order."""
     layers = range(shape.first_layer, shape.first_layer + shape.layers + shape.draft_layers)
     pages, page = shape.pages, shape.page_tokens
-    if shape.form in ("mla", "dsa"):
+    if shape.form == "v4":
+        yield from (("index_cache", layer, (pages, page, dim), 1) for layer, dim in enumerate((19, 7, 5, 5)))
+        return
+    if shape.form in ("mla", "dsa", "kda"):
         yield from (("k_cache", layer, (pages * page, 1, 37), 2) for layer in layers)
         if shape.form == "dsa":
             yield from (("index_cache", layer, (pages, page, 11), 1) for layer in layers)

@@ -3,17 +3,30 @@
 from typing import Any
 
 import numpy as np
+from atom.model_engine.page_unit_checkpoint import PagedStateCheckpointSpec
 from atom.model_engine.scheduler import ScheduledBatchOutput
 from atom.model_engine.scheduler import Scheduler as AtomScheduler
 from atom.model_engine.sequence import Sequence, SequenceStatus
+from atom.model_engine.state_runtime import StateRuntime, StateTransfer
 from atom.sampling_params import SamplingParams
 
 from tests.atom_engine.scheduler import Batch
 
+PAGED = PagedStateCheckpointSpec(page_unit_bytes=150, slot_bytes=320, layout_id="test", image_bytes=310)
+"""A checkpoint of DeepSeek-V4 takes three blocks."""
+RUNTIMES = {
+    "": StateRuntime(),
+    "fork": StateRuntime(transfer=StateTransfer.fork(1)),
+    "copy": StateRuntime(transfer=StateTransfer.copy(PAGED.layout_id), checkpoint_spec=PAGED),
+}
+"""How ATOM keeps checkpoints of states: recurrent layers hand a slot on, DeepSeek-V4 copies it into blocks."""
+
 
 class RealScheduler:
     def __init__(self, config: Any) -> None:
-        self.inner = AtomScheduler(config)
+        self.inner = AtomScheduler(config, state_runtime=RUNTIMES[config.checkpoints])
+        self.keeps_forks = True
+        """Keeps slots that a running request reads next. ATOM itself gives them away after two passes."""
         self._previous: list[Any] | None = [] if config.deferred_output else None
         """Sequences whose tokens come a step late; None if they come at once."""
         self._config = config
@@ -30,7 +43,12 @@ class RealScheduler:
     def sequence(self, tokens: list[int], *, max_tokens: int = 1, multimodal_data: Any = None, id: Any = None) -> Any:
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
         return Sequence(
-            tokens, self._config.kv_cache_block_size, sampling_params=params, multimodal_data=multimodal_data, id=id
+            tokens,
+            self._config.kv_cache_block_size,
+            sampling_params=params,
+            multimodal_data=multimodal_data,
+            id=id,
+            has_per_req_cache=bool(self._config.pool_entries),
         )
 
     def add(self, seq: Any) -> None:
@@ -61,7 +79,17 @@ class RealScheduler:
 
     @property
     def free_blocks(self) -> int:
-        return self.inner.block_manager.kv.num_free
+        """Blocks that no request has. Checkpoints of states are given up when a request needs their blocks."""
+        manager = self.inner.block_manager
+        paged = manager.paged_state_checkpoints
+        kept = [] if paged is None else [len(record.unit_ids) for record in paged.store.records.values()]
+        return manager.kv.num_free + sum(kept)
+
+    @property
+    def free_slots(self) -> int:
+        self.inner.block_manager.complete_previous_state_batch()
+        self.inner.block_manager.complete_previous_state_batch()  # a pin lasts two passes at most
+        return int(self.inner.block_manager.state.num_free())
 
     def take_rejected(self) -> list[Any]:
         return self.inner.take_rejected()
@@ -71,9 +99,13 @@ class RealScheduler:
         return []
 
     def forget_prefixes(self) -> None:
-        self.inner.block_manager.kv.clear_index()
+        self.inner.block_manager.clear_cache()
 
     def schedule(self) -> Batch | None:
+        states = self.inner.block_manager.state
+        for seq in self.inner.running if self.keeps_forks else ():
+            if states.is_pinned(seq.state_fork_src):
+                states._deferred.add(seq.state_fork_src)
         result = self.inner.schedule()
         if result is None or result[0] is None:
             return None
@@ -83,7 +115,15 @@ class RealScheduler:
         seqs = list(self._seqs.values())
         counts = [int(count) for count in batch.num_scheduled_tokens]
         first = [int(at) for at in batch.num_cached_tokens] if is_prefill else [seq.num_tokens - 1 for seq in seqs]
-        return Batch(seqs, first, counts, batch.connector_meta_output, is_prefill)
+        slots = tuple(
+            (source if source >= 0 else slot, slot)
+            for source, slot in zip(batch.state_fork_srcs, batch.per_req_cache_groups, strict=True)
+        )
+        moves = batch.state_maintenance_ops
+        assert not moves.relocations
+        kept = tuple((op.src_slot, op.unit_ids) for op in moves.checkpoint_stores)
+        restored = tuple((op.dst_slot, op.unit_ids) for op in moves.checkpoint_restores)
+        return Batch(seqs, first, counts, batch.connector_meta_output, is_prefill, slots, kept, restored)
 
     def release(self, seq: Any) -> None:
         """Releases it as if its end had been awaited."""

@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace, TracebackType
 from typing import Any
 from unittest import mock
@@ -25,8 +26,9 @@ from kvclient.memory.layouts import Extent
 from kvclient.values import HostBuffer
 from tests.atom_engine.aggregation import PipelineEnds, TensorEnds
 from tests.atom_engine.forwards import Forwards
-from tests.atom_engine.memory import Memory, Shape
+from tests.atom_engine.memory import Memory, Pool, Shape
 from tests.atom_engine.scheduler import Batch, Scheduler
+from tests.atom_engine.states import HostRows
 from tests.process.harness import WAIT_S
 
 IDLE_S = 0.001
@@ -45,11 +47,17 @@ def config_of(server_path: str, shape: Shape, *, model: str, **options: Any) -> 
     extra = {"socket": server_path, "min_load_tokens": 1, "lookup_timeout_ms": 3000}
     extra |= {} if options.pop("by_files", False) else {"model_id": model}
     extra |= {name: options.pop(name) for name in list(options) if name in EXTRAS}
+    entries = {"state": shape.slots * shape.span} if shape.slots else {}
+    ratios = {"compress_ratios": [4, 128]} if shape.form == "v4" else {}
     fields: dict[str, Any] = {
         "model": model,
         "kv_cache_block_size": shape.block_tokens,
         "num_kvcache_blocks": shape.blocks,
-        "kv_cache_dtype": "fp8" if shape.form in ("mha-fp8", "m3") else "bf16",
+        "kv_cache_dtype": "fp8" if shape.form in ("mha-fp8", "m3", "v4") else "bf16",
+        "pool_entries": entries,
+        "pool_entries_per_req": {"state": shape.span} if shape.slots else {},
+        "state_checkpoint_interval_tokens": 0,
+        "checkpoints": ("copy" if shape.form == "v4" else "fork") if shape.slots else "",
         "enable_prefix_caching": True,
         "enable_chunked_prefill": True,
         "max_num_seqs": 8,
@@ -67,8 +75,10 @@ def config_of(server_path: str, shape: Shape, *, model: str, **options: Any) -> 
         "load_dummy": None,
         "enable_rapidserve": False,
         "prefill_context_parallel_size": 1,
-        "deferred_output": False,
-        "hf_config": SimpleNamespace(architectures=["LlamaForCausalLM"], sliding_window=None, layers=shape.layers),
+        "deferred_output": shape.slots > 0,  # as in ATOM without pipeline stages, where alone states are supported
+        "hf_config": SimpleNamespace(
+            architectures=["LlamaForCausalLM"], sliding_window=None, layers=shape.layers, **ratios
+        ),
         "tensor_parallel_size": 1,
         "pipeline_parallel_size": 1,
         "decode_context_parallel_size": shape.contexts,
@@ -82,7 +92,15 @@ def config_of(server_path: str, shape: Shape, *, model: str, **options: Any) -> 
     return SimpleNamespace(**(fields | options))
 
 
-EXTRAS = ("chunk_tokens", "min_load_tokens", "lookup_timeout_ms", "load_timeout_ms", "store_timeout_ms", "staging_mib")
+EXTRAS = (
+    "chunk_tokens",
+    "min_load_tokens",
+    "lookup_timeout_ms",
+    "load_timeout_ms",
+    "store_timeout_ms",
+    "staging_mib",
+    "state_rows",
+)
 
 
 class Rig:
@@ -120,6 +138,8 @@ class Rig:
         self.chunk_tokens = options["chunk_tokens"]
         self._tensor, self._stages = tensor, stages
         self.memories: list[Memory] = []
+        self.rows: list[HostRows] = []
+        """Rows of all registrations of all ranks."""
         self.forwards = Forwards(self.memories, self.shape.block_tokens * self.shape.contexts)
         self.workers: list[Any] = []
         self._added: dict[Any, Any] = {}
@@ -128,6 +148,7 @@ class Rig:
         self.metadata_filter: Callable[[int, Any], Any] = lambda rank, step: step
         self.get_finished: Callable[[int], Any] = lambda rank: self.workers[rank].get_finished()
         self.computed_tokens = 0
+        self.prefilled_tokens = 0
         self.max_poll_s = 0.0
         self._on_stages = [TensorEnds(tensor, is_real=is_real) for _ in range(stages)]
         self._pipeline = PipelineEnds(stages, is_real=is_real)
@@ -156,12 +177,28 @@ class Rig:
                 self.drain()
                 assert self.scheduler.free_blocks == self.shape.blocks, "blocks leaked"
                 assert not self.scheduler.deferred
+                self._check_states()
         finally:
             self.connector._half.close()
             for worker in self.workers:
                 worker._worker.close()
             for memory in self.memories:
                 memory.close()
+            for rows in self.rows:
+                rows.pool.close()
+
+    def _check_states(self) -> None:
+        states = self.connector._half.states
+        if states is not None:
+            assert self.scheduler.free_slots == self.shape.slots, "slots leaked"
+            if not self.connector._guard.tripped:
+                assert len(states._free) == self.connector_rows, "rows leaked"
+                assert not states._copies
+            assert not any(worker._restores for worker in self.workers)
+
+    @property
+    def connector_rows(self) -> int:
+        return int(self.config.kv_transfer_config["kv_connector_extra_config"].get("state_rows", 4))
 
     def register(self) -> None:
         """Registers again after a sleep of the engine; its memories may have changed."""
@@ -203,19 +240,32 @@ class Rig:
         """Patches the differences from ATOM's processes: all are one process here, and memory is not on a GPU."""
 
         def buffers(kind: str, allocations: Sequence[Extent]) -> list[HostBuffer]:
-            known = {pool.address: pool.fd for memory in self.memories for pool in memory.pools}
+            known = {pool.address: pool.fd for pool in self._pools()}
             return [HostBuffer(known[found.address], found.bytes) for found in allocations]
 
         def on_host(_: object) -> str:
             """A plain function, because a Mock would keep references to the tensors."""
             return "host"
 
+        def row_memory(_: object, bytes_: int) -> HostRows:
+            pool = Pool(0x7F00_0000_0000 + (len(self.rows) << 34), bytes_)
+            self.rows.append(HostRows(pool, self._pool_at))
+            return self.rows[-1]
+
         with (
+            mock.patch.object(connector, "_row_memory", row_memory),
             mock.patch.object(connector, "life_of", return_value=self._life),
             mock.patch.object(connector, "_device_kind", on_host),
             mock.patch.object(connector, "_buffers", buffers),
         ):
             yield
+
+    def _pools(self) -> list[Pool]:
+        return [*(pool for memory in self.memories for pool in memory.pools), *(rows.pool for rows in self.rows)]
+
+    def _pool_at(self, address: int) -> Pool:
+        (pool,) = (pool for pool in self._pools() if pool.address <= address < pool.address + pool.bytes)
+        return pool
 
     # ---------------------------------------------------------------- requests
 
@@ -303,6 +353,12 @@ class Rig:
             assert time.monotonic() < due_s, f"waited for {what}"
             self.idle()
 
+    def reconnect(self) -> None:
+        """Waits until scheduler and workers are connected to the server again, and registered."""
+        self.until("the server to be back", lambda: self.connector._half._exchange._client.connected)
+        caches = [worker._worker._half._cache for worker in self.workers]
+        self.until("the caches to be registered", lambda: all(cache.registered for cache in caches))
+
     def dispatch(self, step: Any) -> None:
         if step.requests:
             self.orders.append(step)
@@ -317,6 +373,7 @@ class Rig:
     def forward(self, batch: Batch) -> None:
         self.forwards.run(batch)
         self.computed_tokens += sum(batch.counts)
+        self.prefilled_tokens += sum(batch.counts) if batch.is_prefill else 0
 
     def poll(self) -> None:
         began_s = time.monotonic()
@@ -359,7 +416,7 @@ class Rig:
         def refused(rank: int, step: Step) -> Step:
             if rank not in ranks:
                 return step
-            return Step(tuple(order._replace(refused="test") for order in step.retrieves), step.stores)
+            return replace(step, retrieves=tuple(order._replace(refused="test") for order in step.retrieves))
 
         self.metadata_filter, before = refused, self.metadata_filter
         try:

@@ -23,6 +23,11 @@ class Batch(NamedTuple):
     counts: list[int]
     metadata: Any
     is_prefill: bool
+    slots: tuple[tuple[int, int], ...] = ()
+    """For each sequence with a state: the slot that its forward reads, and the one that it writes."""
+    kept: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """Checkpoints made before the forwards: slot, and the blocks that ATOM keeps it in."""
+    restored: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
 class Scheduler:
@@ -35,7 +40,9 @@ class Scheduler:
         self.kv_connector = connector
         self._tells_of_release = tells_of_release
         block_tokens = config.kv_cache_block_size * config.decode_context_parallel_size
-        self.blocks = Blocks(config.num_kvcache_blocks, block_tokens)
+        self._is_stateful = bool(config.pool_entries)
+        slots = config.pool_entries.get("state", 0) // config.pool_entries_per_req.get("state", 1)
+        self.blocks = Blocks(config.num_kvcache_blocks, block_tokens, slots=slots)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.deferred: dict[Any, Sequence] = {}
@@ -50,7 +57,7 @@ class Scheduler:
         self._aborted_loads: set[Any] = set()
 
     def sequence(self, tokens: list[int], **options: Any) -> Sequence:
-        return Sequence(tokens, **options)
+        return Sequence(tokens, has_per_req_cache=self._is_stateful, **options)
 
     def take_rejected(self) -> list[Sequence]:
         taken, self.rejected = self.rejected, []
@@ -66,6 +73,10 @@ class Scheduler:
     @property
     def free_blocks(self) -> int:
         return self.blocks.free
+
+    @property
+    def free_slots(self) -> int:
+        return self.blocks.free_slots
 
     def add(self, seq: Sequence) -> None:
         self.waiting.append(seq)
@@ -99,7 +110,9 @@ class Scheduler:
         if not is_prefill:
             self._decode(chosen)
         first = [seq.num_cached_tokens if is_prefill else seq.num_tokens - 1 for seq in chosen]
-        batch = Batch(list(chosen), first, list(chosen.values()), self.kv_connector.build_connector_meta(), is_prefill)
+        metadata = self.kv_connector.build_connector_meta()
+        slots = tuple((seq.per_req_cache_group, seq.per_req_cache_group) for seq in chosen if seq.has_per_req_cache)
+        batch = Batch(list(chosen), first, list(chosen.values()), metadata, is_prefill, slots)
         if is_prefill and self._advances_early:
             self._advance(batch)
         return batch

@@ -17,7 +17,13 @@ class Sequence:
     counter = count(1)
 
     def __init__(
-        self, token_ids: list[int], *, max_tokens: int = 1, id: Any = None, multimodal_data: Any = None
+        self,
+        token_ids: list[int],
+        *,
+        max_tokens: int = 1,
+        id: Any = None,
+        multimodal_data: Any = None,
+        has_per_req_cache: bool = False,
     ) -> None:
         self.id = next(Sequence.counter) if id is None else id
         self.token_ids = list(token_ids)
@@ -28,7 +34,9 @@ class Sequence:
         self.num_hashed_tokens = 0
         self.block_table: list[int] = []
         self.is_partial_prefill = False
-        self.has_per_req_cache = False
+        self.has_per_req_cache = has_per_req_cache
+        self.per_req_cache_group = -1
+        self.state_fork_src = -1
         self.multimodal_data = multimodal_data
         self.is_prefill = True
 

@@ -21,20 +21,13 @@ def serve() -> Server:
     return Server(arena_bytes=64 << 20, mover_grace_ms=300)
 
 
-def reconnect(rig: Rig) -> None:
-    """Waits until scheduler and workers are connected to the server again, and registered."""
-    rig.until("the server to be back", lambda: rig.connector._half._exchange._client.connected)
-    caches = [worker._worker._half._cache for worker in rig.workers]
-    rig.until("the caches to be registered", lambda: all(cache.registered for cache in caches))
-
-
 def test_no_server_at_the_start(make_rig: MakeRig) -> None:
     server = serve()
     rig = make_rig(server, tensor=2)
     rig.run(prompt(1, 300), prompt(2, 200), max_tokens=3)
     assert rig.loads() == []
     with server:
-        reconnect(rig)
+        rig.reconnect()
         rig.run(prompt(3, 300))
         rig.forget_hbm()
         rig.run(prompt(3, 300))
@@ -81,7 +74,7 @@ def test_a_mover_dies_while_it_loads(make_rig: MakeRig) -> None:
         kill(mover)
         rig.drain()
         assert seq.is_finished
-        reconnect(rig)
+        rig.reconnect()
         rig.forget_hbm()
         rig.run(prompt(1, 300))
         assert len(rig.loads()) == 2
@@ -114,7 +107,7 @@ def test_a_server_that_does_not_answer(make_rig: MakeRig) -> None:
 
         def loads() -> list[Any]:
             """The loads, once the engine asks again: after a late answer it waits for the next sign of life."""
-            reconnect(rig)
+            rig.reconnect()
             rig.run(prompt(1, 300))
             rig.forget_hbm()
             return rig.loads()
@@ -130,7 +123,7 @@ def test_a_server_that_starts_again(make_rig: MakeRig) -> None:
         rig.forget_hbm()
         server.kill()
         server.start()
-        reconnect(rig)
+        rig.reconnect()
         rig.run(prompt(1, 300))
         rig.forget_hbm()
         rig.orders.clear()
@@ -146,7 +139,7 @@ def test_the_brain_dies_and_comes_back(make_rig: MakeRig) -> None:
         rig.forget_hbm()
         kill(server.brain_pid())
         rig.run(prompt(2, 300), max_tokens=3)
-        reconnect(rig)
+        rig.reconnect()
         rig.run(prompt(1, 300))
         assert len(rig.loads()) == 1, "sealed chunks survive their brain"
 

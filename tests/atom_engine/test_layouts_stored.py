@@ -49,7 +49,7 @@ def test_an_evicted_prefix_comes_back_byte_for_byte(
 def stored_bytes_of_a_block(rig: Rig, tensor: int) -> int:
     """Bytes of a block stored by all ranks; latent KV is stored once per stage."""
     of_ranks = [sum(part.bytes_of_block for part in memory.tensors) for memory in rig.memories]
-    return sum(of_ranks) // (tensor if rig.shape.form in ("mla", "dsa") else 1)
+    return sum(of_ranks) // (tensor if rig.shape.form in ("mla", "dsa", "kda") else 1)
 
 
 @pytest.mark.parametrize("form", ["mha", "mla"])

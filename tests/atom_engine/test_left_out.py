@@ -5,6 +5,7 @@ at 128; there ATOM takes the prompt for computed.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
@@ -241,3 +242,42 @@ def test_a_prompt_that_has_a_gap_in_hbm_is_stored_up_to_the_gap_only(
         rig.orders.clear()
         rig.run(longer)
         assert [load.end_tokens for load in rig.loads()] == [loaded]
+
+
+# ---------------------------------------------------------------- states
+
+
+@pytest.mark.skipif(not ATOM_DIR, reason="the stand-in keeps no checkpoints; ATOM_DIR names a checkout that does")
+@pytest.mark.parametrize("keeps_forks", [False, True])
+def test_a_state_that_is_read_after_two_passes_of_prefills_is_another_requests(keeps_forks: bool) -> None:
+    """A checkpoint of recurrent layers hands the slot on: the next forward reads the old one, which is pinned for two
+    passes. If prefills take more passes than that, ATOM gives the slot to one of them.
+
+    With keeps_forks the rig keeps such slots, as all other tests need it.
+    """
+    shape = Shape(form="gdn", layers=1, blocks=20, slots=3)
+    config = config_of("", shape, model="m", max_num_batched_tokens=64, state_checkpoint_interval_tokens=64)
+    config.kv_transfer_config = {}
+    from tests.atom_engine.real import RealScheduler  # noqa: PLC0415  (it needs all of ATOM)
+
+    scheduler = RealScheduler(config)
+    scheduler.keeps_forks = keeps_forks
+    memory = Memory(shape, 0)
+    forwards = Forwards([memory], shape.block_tokens)
+
+    def step() -> None:
+        batch = scheduler.schedule()
+        assert batch is not None
+        forwards.run(batch)
+        scheduler.postprocess(batch)
+
+    seq = scheduler.sequence(prompt(1, 40), max_tokens=60)
+    scheduler.add(seq)
+    while seq.state_fork_src < 0:
+        step()
+    scheduler.add(scheduler.sequence(prompt(2, 256), max_tokens=1))
+    wrong = nullcontext() if keeps_forks else pytest.raises(AssertionError, match="goes on at 64: wrong state")
+    with wrong:
+        while not scheduler.is_idle:
+            step()
+    memory.close()

@@ -26,6 +26,10 @@ def start(half: str, config: Any, *, tensor: int = 1) -> Any:
     ("options", "said"),
     [
         ({"hf_config": V4}, "DeepSeek-V4 keeps compressor state and windows for each request beside its pages"),
+        ({"pool_entries": {"state": 4}, "pipeline_parallel_size": 2}, "pipeline_parallel_size > 1 beside states"),
+        ({"pool_entries": {"state": 4}, "state_rows": 0}, "state_rows=0 must be at least 1"),
+        ({"state_rows": True}, "state_rows=True must be of type int"),
+        ({"state_rows": "4"}, "state_rows='4' must be of type int"),
         ({"prefill_context_parallel_size": 2}, "prefill_context_parallel_size > 1"),
         ({"enable_rapidserve": True}, "rapidserve"),
         ({"kv_role": "both"}, "kv_role='both' must be one of"),
@@ -40,7 +44,8 @@ def test_both_halves_refuse_it_by_name(half: str, options: dict[str, Any], said:
     raw_bytes_metadata_rejects_unaligned_chunk_size; dsv4_scheduler_invalid_lmcache_config_fails_fast;
     dsv4_scheduler_invalid_lmcache_metadata_fails_fast; dsv4_scheduler_rejects_fractional_lmcache_chunk;
     dense_backend_rejects_unknown_role; dense_scheduler_invalid_lmcache_config_fails_fast;
-    dense_scheduler_invalid_lmcache_metadata_fails_fast; dense_scheduler_rejects_coerced_geometry."""
+    dense_scheduler_invalid_lmcache_metadata_fails_fast; dense_scheduler_rejects_coerced_geometry;
+    explicit_slot_staging_geometry_rejects_integer_coercion."""
     config = config_of("/nowhere/kv.sock", Shape(), model="m", **options)
     with pytest.raises(RequestError, match=said):
         start(half, config)
@@ -65,6 +70,18 @@ def test_with_decode_context_parallel_a_block_is_that_of_all_its_ranks() -> None
     ATOM: scheduler_alignment_uses_dcp_hash_blocks_and_lmcache_chunks; dense_worker_resolves_virtual_dcp_block_size."""
     engine = connector.Engine(config_of("/nowhere/kv.sock", Shape(), model="m", decode_context_parallel_size=3))
     assert (engine.local_block_tokens, engine.block_tokens, engine.chunk_tokens) == (32, 96, 288)
+
+
+@pytest.mark.parametrize(("entries", "span", "slots"), [(0, 1, 0), (7, 1, 7), (12, 3, 4)])
+def test_a_model_with_states_has_a_group_of_them(entries: int, span: int, slots: int) -> None:
+    """page_only_load_needs_no_slot_reservation."""
+    pool = {"pool_entries": {"state": entries}, "pool_entries_per_req": {"state": span}}
+    engine = connector.Engine(config_of("/nowhere/kv.sock", Shape(), model="m", **pool))
+    assert (engine.slots, engine.span) == (slots, span)
+    assert [(group.kind, group.block_tokens) for group in engine.groups] == [
+        ("full", 32),
+        *([("state", engine.chunk_tokens)] if slots else []),
+    ]
 
 
 def test_each_replica_is_an_engine_of_its_own_and_its_stages_are_not() -> None:

@@ -30,6 +30,8 @@ class Shape(NamedTuple):
     blocks: int
     form: str = "mha"
     contexts: int = 1
+    slots: int = 0
+    span: int = 1
 
     @property
     def page_bytes(self) -> int:
