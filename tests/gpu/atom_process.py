@@ -19,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "atom_engine" / "st
 from atom.kv_transfer.disaggregation.types import SaveOperationId
 
 from kvclient.atom import connector
-from kvclient.atom.steps import Step
+from kvclient.atom.states import Plane, Rows, TorchRows
+from kvclient.atom.steps import StateCopy, Step
 from tests.atom_engine.rig import Rig, prompt
 from tests.gpu.atom_memory import DeviceMemory, Shape, SimulatedMemory, TorchMemory
 from tests.gpu.scene import MIB, Gpus, GpuServer
@@ -152,6 +153,26 @@ def stored_behind_its_forward(rig: DeviceRig, _: int) -> bool:
     return say(not wrong and loaded > 0, f"a forward that computes late: {loaded} blocks loaded, {wrong} wrong")
 
 
+def state_copied_between_its_forwards(rig: DeviceRig, _: int) -> bool:
+    """The forward before computes late, and the one after is launched at once. Slots count from their end."""
+    import torch  # noqa: PLC0415  (on GPUs only)
+
+    slot_bytes, slots = 193, 5
+    memory = torch.zeros(slots * slot_bytes, dtype=torch.uint8, device="cuda")
+    planes = [Plane("slot", "odd", memory.data_ptr() + (slots - 1) * slot_bytes, -slot_bytes, slot_bytes)]
+    rows = Rows(planes, TorchRows(3 * slot_bytes))
+    rows.note_stream()
+    torch.cuda._sleep(DELAY_CYCLES)
+    memory.fill_(7)
+    rows.keep(StateCopy(row=2, slot=1))
+    memory.fill_(9)
+    rows.restore(StateCopy(row=2, slot=4))
+    torch.cuda.synchronize()
+    held = memory.view(slots, slot_bytes).tolist()
+    right = [[7] * slot_bytes, *[[9] * slot_bytes] * (slots - 1)]
+    return say(held == right, "a state goes into a row and out of it between the forwards")
+
+
 # ---------------------------------------------------------------- controls
 
 
@@ -210,7 +231,7 @@ EVERYWHERE = (
     control_without_deferral,
     control_that_says_the_end_too_early,
 )
-ON_A_GPU = (stored_behind_its_forward, control_without_an_event)
+ON_A_GPU = (stored_behind_its_forward, state_copied_between_its_forwards, control_without_an_event)
 
 
 def say(holds: bool, text: str) -> bool:
