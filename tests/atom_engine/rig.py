@@ -82,7 +82,7 @@ def config_of(server_path: str, shape: Shape, *, model: str, **options: Any) -> 
         "tensor_parallel_size": 1,
         "pipeline_parallel_size": 1,
         "decode_context_parallel_size": shape.contexts,
-        "parallel_config": SimpleNamespace(pipeline_parallel_rank=0, data_parallel_rank=0),
+        "parallel_config": SimpleNamespace(pipeline_parallel_rank=0, data_parallel_rank=0, data_parallel_size=1),
         "kv_transfer_config": {
             "kv_connector": "kvserver",
             "kv_role": options.pop("kv_role", "offload"),
@@ -221,7 +221,7 @@ class Rig:
 
     def _worker(self, rank: int) -> Any:
         stage, tensor_rank = divmod(rank, self._tensor)
-        parallel = SimpleNamespace(pipeline_parallel_rank=stage, data_parallel_rank=0)
+        parallel = SimpleNamespace(pipeline_parallel_rank=stage, data_parallel_rank=0, data_parallel_size=1)
         config = SimpleNamespace(**{**vars(self.config), "parallel_config": parallel})
         with mock.patch.object(connector, "_tensor_rank", return_value=(tensor_rank, self._tensor)):
             return connector.KvServerConnector(config)

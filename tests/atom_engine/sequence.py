@@ -37,6 +37,7 @@ class Sequence:
         self.has_per_req_cache = has_per_req_cache
         self.per_req_cache_group = -1
         self.state_fork_src = -1
+        self.last_checkpoint_pos = 0
         self.multimodal_data = multimodal_data
         self.is_prefill = True
 

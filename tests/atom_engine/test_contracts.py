@@ -89,7 +89,12 @@ def test_a_field_of_the_config_that_is_not_there_is_named_with_the_release(field
 
 
 def test_a_field_of_its_parts_that_is_not_there_is_named() -> None:
-    config = config_of("/nowhere/kv.sock", Shape(), model="m", parallel_config=SimpleNamespace(data_parallel_rank=0))
+    config = config_of(
+        "/nowhere/kv.sock",
+        Shape(),
+        model="m",
+        parallel_config=SimpleNamespace(data_parallel_rank=0, data_parallel_size=1),
+    )
     with pytest.raises(RequestError, match="no pipeline_parallel_rank in its ParallelConfig"):
         start(config)
     config = config_of("/nowhere/kv.sock", Shape(), model="m", speculative_config=SimpleNamespace(method="mtp"))

@@ -281,3 +281,35 @@ def test_a_state_that_is_read_after_two_passes_of_prefills_is_another_requests(k
         while not scheduler.is_idle:
             step()
     memory.close()
+
+
+@pytest.mark.skipif(not ATOM_DIR, reason="the stand-in keeps no checkpoints; ATOM_DIR names a checkout that does")
+def test_what_such_a_request_says_is_not_stored_when_a_later_prompt_finds_it_in_hbm(
+    make_rig: Callable[..., Rig],
+) -> None:
+    """ATOM gives the state away in decode, between 128 and the next forward, and publishes what follows."""
+    shape = Shape(form="gdn", layers=1, blocks=40, slots=3)
+    rig = make_rig(shape=shape, chunk_tokens=64, max_num_batched_tokens=64, state_checkpoint_interval_tokens=64)
+    rig.scheduler.keeps_forks = False
+    wrong: list[int] = []
+    has_state = rig.forwards._has_state
+
+    def noted(seq: Any, first: int, slot: int) -> bool:
+        if not has_state(seq, first, slot):
+            wrong.append(first)
+        return True
+
+    with mock.patch.object(rig.forwards, "_has_state", noted):
+        seq = rig.add(prompt(1, 100), max_tokens=120)
+        rig.until("a fork", lambda: seq.state_fork_src >= 0 and seq.num_tokens > 128)
+        rig.add(prompt(2, 256))
+        rig.add(prompt(3, 256))
+        rig.until("it to end", lambda: seq.is_finished)
+        rig.drain()
+        assert wrong == [128]
+        rig.orders.clear()
+        later = rig.add([*seq.token_ids[:200], *prompt(4, 130)])
+        rig.until("the later one to end", lambda: later.is_finished)
+        rig.drain()
+    assert later.prefix_cache_hit_tokens == 192
+    assert all(end <= 128 for _, end in rig.stored_tokens())

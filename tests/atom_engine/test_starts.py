@@ -27,6 +27,15 @@ def start(half: str, config: Any, *, tensor: int = 1) -> Any:
     [
         ({"hf_config": V4}, "DeepSeek-V4 keeps compressor state and windows for each request beside its pages"),
         ({"pool_entries": {"state": 4}, "pipeline_parallel_size": 2}, "pipeline_parallel_size > 1 beside states"),
+        (
+            {
+                "pool_entries": {"state": 4},
+                "parallel_config": SimpleNamespace(
+                    pipeline_parallel_rank=0, data_parallel_rank=0, data_parallel_size=2
+                ),
+            },
+            "data_parallel_size > 1 beside states",
+        ),
         ({"pool_entries": {"state": 4}, "state_rows": 0}, "state_rows=0 must be at least 1"),
         ({"state_rows": True}, "state_rows=True must be of type int"),
         ({"state_rows": "4"}, "state_rows='4' must be of type int"),

@@ -469,6 +469,12 @@ def _refuse_unsupported(config: Any, *, slots: int, state_rows: int) -> None:
             "pipeline_parallel_size > 1 beside states of requests (recurrent layers, DeepSeek-V4): unknown when each "
             "stage has which state",
         )
+    if slots and _count(config.parallel_config, "data_parallel_size") > 1:
+        raise RequestError(
+            "unsupported",
+            "data_parallel_size > 1 beside states of requests (recurrent layers, DeepSeek-V4): a forward that "
+            "ATOM runs on an idle replica names no slot, and may write into one whose state was loaded",
+        )
     if slots and state_rows < 1:
         raise RequestError("settings", f"state_rows={state_rows} must be at least 1: this model keeps states")
 

@@ -1,8 +1,11 @@
-"""Output tokens whose KV ATOM never computed, although it publishes their blocks in its prefix index.
+"""Output tokens whose KV ATOM never computed, or computed from another request's state, although it publishes them.
 
 A sequence preempted with output is recomputed in chunks. ATOM (ffdf3bb) takes a chunk that ends at or after the end of
 the prompt for the last one. The output after it gets no KV, and later tokens attend to this gap. One request's output
 is part of the next request's prompt, so such blocks would be stored as if complete, and would outlive the engine.
+
+A request whose state ATOM gave away while it waited goes on with another one (scheduler.py finds it). From there on its
+KV is as bad as missing.
 
 So tokens that HBM provides are stored only up to the first token of a gap, and nothing computed after a gap is stored.
 
@@ -61,7 +64,16 @@ class Gaps:
             if seq.num_cached_tokens >= seq.num_prompt_tokens and seq.num_cached_tokens > resumed.hbm_tokens:
                 del self._resumed[key]
                 if seq.num_cached_tokens < resumed.tokens:
-                    self._note(seq, seq.num_cached_tokens, resumed.tokens)
+                    first = seq.num_cached_tokens
+                    self._note(seq, first)
+                    log.warning(
+                        "output without KV request=%s first_token=%d tokens=%d", seq.id, first, resumed.tokens - first
+                    )
+
+    def distrust(self, seq: Seq, first: int) -> None:
+        """From this token on the sequence may be computed from another request's state."""
+        self._note(seq, first)
+        log.warning("state given away request=%s first_token=%d", seq.id, first)
 
     def forget(self, seq: Seq) -> None:
         """Drop a sequence that ATOM has ended."""
@@ -82,7 +94,7 @@ class Gaps:
                     return begin  # only whole chunks are stored
         return seq.num_prompt_tokens
 
-    def _note(self, seq: Seq, first: int, end: int) -> None:
+    def _note(self, seq: Seq, first: int) -> None:
         begin = first // self._chunk_tokens * self._chunk_tokens
         before = chunk_keys(seq.token_ids[:begin], self._chunk_tokens)[-KEY_BYTES:]
         missing = list(seq.token_ids[begin : first + 1])
@@ -92,4 +104,3 @@ class Gaps:
         self._known.move_to_end(before)
         while sum(map(len, self._known.values())) > GAPS_MAX:
             self._known.popitem(last=False)
-        log.warning("output without KV request=%s first_token=%d tokens=%d", seq.id, first, end - first)

@@ -18,6 +18,7 @@ restores a state of its own in the first forward after the load.
 
 import itertools
 import logging
+import sys
 import time
 from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
@@ -64,6 +65,8 @@ class _Life:
         gone on, or ATOM has yet to fill it."""
         self.seen_fork = -1
         """The slot that its next forward was to read when the last step was made. -1: its own."""
+        self.trusted_tokens = sys.maxsize
+        """Leading tokens that were certainly computed from its own state."""
 
 
 class Scheduler:
@@ -135,7 +138,7 @@ class Scheduler:
         if life.is_keyed:  # other sequences store nothing
             self._gaps.allocated(seq)
             life.whole_tokens = self._gaps.whole_tokens(seq)
-        life.seen_tokens, life.seen_fork = seq.num_cached_tokens, -1
+        life.seen_tokens, life.seen_fork, life.trusted_tokens = seq.num_cached_tokens, -1, sys.maxsize
         is_offered, life.is_offered = life.is_offered, False
         if not is_offered:
             self._offload.admitted(life.name, hbm_tokens=seq.num_cached_tokens)
@@ -165,8 +168,9 @@ class Scheduler:
         A sequence with output is not cut: ATOM could take the first part for all of it (gaps.py).
         """
         life = self._lives[id(seq)]
-        may_store = life.is_keyed and self._options.stores and bool(self.namespace)
-        if not may_store or seq.num_tokens > seq.num_prompt_tokens:
+        may_store = life.is_keyed and self._options.stores and bool(self.namespace) and self._exchange.connected
+        has_row = self.states is not None and self.states.has_row_for_store
+        if not may_store or not has_row or seq.num_tokens > seq.num_prompt_tokens:
             return chunk_tokens
         begin, chunk = seq.num_cached_tokens, self._options.chunk_tokens
         end = min((begin + chunk_tokens) // chunk * chunk, usable_tokens(self._options, seq.num_tokens))
@@ -208,9 +212,8 @@ class Scheduler:
         for life in list(self._storing.values()):
             self._store_due(life, now_s)
             life.seen_tokens = life.seq.num_cached_tokens
-            if self.states is not None:
-                _distrust_late_fork(life)
         if self.states is not None:
+            self._distrust_late_forks()
             self.untold.extend(self.states.take_loads())
         return self._take_untold()
 
@@ -383,6 +386,22 @@ class Scheduler:
         is_right = tokens == computed and tokens > life.seen_tokens and not inside and _slot_of(life.seq) >= 0
         return states.table_for_store(chunks, has_state=is_right)
 
+    def _distrust_late_forks(self) -> None:
+        """Find sequences whose fork is pending in a second step: ATOM may have given that slot away.
+
+        In a prefill num_cached_tokens is where the fork was made. In decode it stands still, and the checkpoint is.
+        """
+        for life in self._lives.values():
+            seq = life.seq
+            fork = seq.state_fork_src
+            if fork >= 0 and fork == life.seen_fork and life.is_keyed:
+                first = max(seq.num_cached_tokens, seq.last_checkpoint_pos)
+                if first < life.trusted_tokens:
+                    life.trusted_tokens = first
+                    life.whole_tokens = min(life.whole_tokens, first)
+                    self._gaps.distrust(seq, first)
+            life.seen_fork = fork
+
     def _store_again(self, order: RetrieveOrder) -> None:
         """Store the tokens of a failed load again: they are computed now, and the server may not have them."""
         assert isinstance(order.request, Name)
@@ -404,14 +423,6 @@ class Scheduler:
                 self._end(life)
         self._exchange.use_namespace(namespace)
         log.info("namespace of all ranks namespace=%s", namespace.hex()[:16])
-
-
-def _distrust_late_fork(life: _Life) -> None:
-    """Store nothing more of a sequence whose fork is pending in a second step: ATOM may have given that slot away."""
-    fork = life.seq.state_fork_src
-    if fork >= 0 and fork == life.seen_fork:
-        life.whole_tokens = min(life.whole_tokens, life.seq.num_cached_tokens)
-    life.seen_fork = fork
 
 
 def _slot_of(seq: Seq) -> int:

@@ -211,9 +211,13 @@ class States:
         Names no row if none is free, or if loads wait for rows.
         """
         table = [NO_ROW] * chunks
-        if has_state and self._free and not self._waiting:
+        if has_state and self.has_row_for_store:
             table[-1] = self._free[-1]
         return table
+
+    @property
+    def has_row_for_store(self) -> bool:
+        return bool(self._free) and not self._waiting
 
     def stored(self, order: StoreOrder, *, slot: int) -> None:
         """Give the order the row that it names, if it names one."""

@@ -21,6 +21,7 @@ class Seq(Protocol):
     has_per_req_cache: bool
     per_req_cache_group: int
     state_fork_src: int
+    last_checkpoint_pos: int
     multimodal_data: Any
     offload_loaded: bool
     offload_load_failed: bool

@@ -31,7 +31,7 @@ CONFIG = (
     "enable_rapidserve",
     "parallel_config",
 )
-PARALLEL = ("pipeline_parallel_rank", "data_parallel_rank")
+PARALLEL = ("pipeline_parallel_rank", "data_parallel_rank", "data_parallel_size")
 SPECULATION = ("method", "model")
 SEQUENCE = (
     "id",
@@ -45,7 +45,7 @@ SEQUENCE = (
     "has_per_req_cache",
     "multimodal_data",
 )
-STATEFUL = ("per_req_cache_group", "state_fork_src")
+STATEFUL = ("per_req_cache_group", "state_fork_src", "last_checkpoint_pos")
 """Further fields of a Sequence whose model keeps a state for each request."""
 
 

@@ -57,6 +57,7 @@ def sequence(tokens: int, *, name: Any = 1, hbm: int = 0, block_tokens: int = BL
         "is_finished": False,
         "per_req_cache_group": -1,
         "state_fork_src": -1,
+        "last_checkpoint_pos": 0,
     }
     return SimpleNamespace(**{"status": Status.WAITING, **fields, **more})
 
@@ -538,6 +539,24 @@ def test_behind_a_fork_that_atom_left_for_two_steps_nothing_is_stored() -> None:
     assert computed(desk, seq, 90) == []
 
 
+def test_output_behind_such_a_fork_is_not_stored_when_hbm_gives_it_to_a_later_prompt() -> None:
+    """Decoding does not change num_cached_tokens. The checkpoint is where the fork was made."""
+    desk = Desk(state_rows=3)
+    desk.admit(seq := stateful(90), hbm=0)
+    assert computed(desk, seq, 90) == [(0, 7, None)]
+    seq.num_tokens, seq.token_ids = 100, list(range(100))
+    seq.state_fork_src, seq.per_req_cache_group, seq.last_checkpoint_pos = 6, 9, 98
+    assert computed(desk, seq, 90) == computed(desk, seq, 90) == []
+    seq.state_fork_src = -1
+    seq.num_tokens, seq.token_ids = 120, list(range(120))
+    desk.scheduler.finished(seq)
+    desk.hold(84)
+    desk.admit(later := stateful(140, name=2), hbm=120)
+    assert computed(desk, later, 140) == [(7, 8, None)]
+    desk.admit(other := stateful(98, name=3), hbm=96)
+    assert computed(desk, other, 98) == [(7, 8, None)], "before the fork all is right"
+
+
 def test_a_fork_of_an_earlier_life_is_forgotten() -> None:
     """A preempted sequence may get the same slot to read from again."""
     desk = Desk(state_rows=3)
@@ -586,6 +605,19 @@ def test_the_first_prefill_ends_with_a_chunk_that_is_not_held() -> None:
     unheard = Desk(state_rows=3, retrieve_tokens_min=24)
     unheard.admit(seq := stateful(20), hbm=0)
     assert unheard.scheduler.chunk_until_state(seq, 20) == 20, "12 tokens would not be worth a load"
+
+
+def test_no_prefill_is_cut_for_a_state_that_cannot_be_stored() -> None:
+    away = Desk(state_rows=3)
+    away.server.connected = False
+    away.admit(seq := stateful(47), hbm=0)
+    assert away.scheduler.chunk_until_state(seq, 47) == 47
+    full = Desk(state_rows=1)
+    full.admit(first := stateful(47), hbm=0)
+    first.num_cached_tokens = 36
+    assert full.scheduler.step().states
+    full.admit(seq := stateful(50, name=2), hbm=0)
+    assert full.scheduler.chunk_until_state(seq, 50) == 50
 
 
 def test_behind_tokens_of_hbm_no_state_is_loaded() -> None:
