@@ -228,6 +228,9 @@ def test_a_prompt_that_has_a_gap_in_hbm_is_stored_up_to_the_gap_only(
     rig = make_rig(shape=SHAPE, max_num_batched_tokens=64, chunk_tokens=64, **options)
     ahead = rig.add(prompt(1, PROMPT), max_tokens=50)
     seq = rig.add(prompt(2, PROMPT), max_tokens=90)
+    rig.until("both to be computed", lambda: seq.num_cached_tokens == PROMPT)
+    # A request under a store is not preempted, so a slow store would leave the gap to the one ahead.
+    rig.idle_until("their stores to end", lambda: not rig.connector.has_pending_work())
     rig.until("the one ahead ends", lambda: ahead.is_finished)
     rig.scheduler.forget_prefixes()
     rig.drain()
