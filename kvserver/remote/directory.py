@@ -136,6 +136,10 @@ class DirectoryStore:
         with self._as_store_errors():
             self._path(name).unlink(missing_ok=True)
 
+    def drop_listed(self, of: NamespaceName, values: Sequence[Listed]) -> None:
+        for value in values:
+            self.drop(ChunkName(of, value.epoch, value.key, value.ranks), None)
+
     def notes(self, names: Sequence[NamespaceName]) -> list[bytes | None]:
         with self._as_store_errors():
             found = [self._note(name) for name in names]

@@ -97,6 +97,9 @@ class Store(Protocol):
     def drop(self, name: ChunkName, head: Head | None) -> None:
         """Removes a chunk; without its head the fragments stay until the store evicts them. Raises StoreError."""
 
+    def drop_listed(self, of: NamespaceName, values: Sequence[Listed]) -> None:
+        """Removes values that values() has given, in as few calls as the store can. Raises StoreError."""
+
     def notes(self, names: Sequence[NamespaceName]) -> list[bytes | None]:
         """Reads the notes of namespaces in one round trip. Raises StoreError."""
 

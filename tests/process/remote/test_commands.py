@@ -15,6 +15,7 @@ import pytest
 
 from tests.process.engine import NAMESPACE, Engine, prompt
 from tests.process.harness import WAIT_S, Server, free_port, until
+from tests.rigs.s3_server import KEY, S3Server
 from tests.rigs.valkey_server import ValkeyServer
 
 CHUNKS = 7
@@ -47,6 +48,7 @@ class Place:
         said = run.stdout + run.stderr
         assert PASSWORD not in said
         assert TOKEN not in said
+        assert KEY not in said
         assert run.returncode == status, said
         return said
 
@@ -57,7 +59,13 @@ class Place:
         return Server(remotes=self.remotes, http_port=free_port(), admin_token_file=self.tokens, **settings)
 
 
-@pytest.fixture(params=["directory", "valkey"])
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture(params=["directory", "valkey", "s3"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     tokens, password, store = tmp_path / "tokens", tmp_path / "password", tmp_path / "store"
     for file, text in ((tokens, f"tests: {TOKEN}\n"), (password, PASSWORD)):
@@ -67,6 +75,9 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     if request.param == "directory":
         store.mkdir()
         yield Place(f"fleet=file://{store}?{options}", tokens, None)
+        return
+    if request.param == "s3":
+        yield Place(f"fleet={request.getfixturevalue('s3').url(tmp_path)}&{options}", tokens, None)
         return
     with ValkeyServer("--requirepass", PASSWORD) as valkey:
         options += f"&password_file={password}"

@@ -256,6 +256,62 @@ def test_clear_asks_on_a_terminal_and_takes_no_for_an_answer(scene: Scene, monke
     assert asked == ["Forget this namespace in fleet?"]
 
 
+# ---------------------------------------------------------------- sweep
+
+
+def test_sweep_removes_what_was_cleared_and_nothing_that_a_server_may_find(scene: Scene) -> None:
+    noteless = NAMESPACE._replace(namespace=bytes(32))
+    alone = summed(name_of(4, of=noteless), (3,))
+    scene.store.write(name_of(4, of=noteless), alone, payloads_of(alone))
+    said = f"of 1 epochs: 2 chunks, 2 values, {bytes_of(scene.stale):,} bytes\n"
+    assert ran("sweep", "--dry-run", *scene.flags) == f"found {said}"
+    with pytest.raises(ConfigError, match="expected --yes"):
+        ran("sweep", *scene.flags)
+    assert ran("sweep", "--yes", *scene.flags) == f"removed {said}"
+    assert ran("sweep", "--yes", *scene.flags) == "removed of 0 epochs: 0 chunks, 0 values, 0 bytes\n"
+    there = {value for name in (NAMESPACE, noteless) for some in scene.store.values(name) for value in some}
+    assert {value.key for value in there} == {name.key for name in scene.heads} | {name_of(4).key}
+    assert scene.epoch() == EPOCH
+
+
+def test_sweep_ends_at_its_bounds_and_takes_its_time(scene: Scene) -> None:
+    assert ran("sweep", "--yes", "--limit", "1", *scene.flags).startswith(
+        "ended after 1 names (--limit); removed of 1 epochs: 1 chunks, "
+    )
+    named = load(None, {"remotes": scene.flags[1]})[0].remote
+    assert named is not None
+    slept: list[float] = []
+    bounds = remote_look.Bounds(1000, -1.0)
+    options = {"bounds": bounds, "values_per_s": 4.0, "only_looks": False, "sleep": slept.append}
+    swept = remote_look.sweep(scene.store, named, [NAMESPACE.namespace], **options)
+    assert swept.ended == "after -1 s (--within)"
+    rest = [remote_look.sweep(scene.store, named, [NAMESPACE.namespace], **options) for _ in range(9)]
+    assert sum(one.content.values for one in (swept, *rest)) <= 1
+    assert sum(slept) <= 0.25
+
+
+def test_sweep_leaves_what_is_written_after_a_clear_that_comes_while_it_lists(scene: Scene) -> None:
+    """The note is read behind the list: what the list has of a later epoch belongs to the note that is read."""
+    named = load(None, {"remotes": scene.flags[1]})[0].remote
+    assert named is not None
+    values = scene.store.values
+    new = name_of(5, epoch=99)
+
+    def cleared_meanwhile(of: object) -> object:
+        for some in values(of):  # type: ignore[arg-type]
+            if scene.epoch() != 99:
+                scene.store.replace_note(NAMESPACE, namespace_note.encode(NamespaceNote(99, DOCUMENT)))
+                head = summed(new, (7,))
+                scene.store.write(new, head, payloads_of(head))
+            yield some
+
+    scene.store.values = cleared_meanwhile  # type: ignore[method-assign, assignment]
+    bounds = remote_look.Bounds(1000, 60.0)
+    remote_look.sweep(scene.store, named, [NAMESPACE.namespace], bounds=bounds, values_per_s=1e9, only_looks=False)
+    assert scene.store.look(new) is not None
+    assert all(scene.store.look(name) is None for name in scene.heads), "they were cleared"
+
+
 # ---------------------------------------------------------------- status
 
 FLEET = RemoteStatus(
