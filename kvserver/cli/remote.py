@@ -1,6 +1,6 @@
 """`kvserver remote VERB`: looks at a store that several servers share, tries it, clears it, and sweeps it.
 
-`status` asks a running server. `probe`, `inspect` and `sweep` need none: they read the configuration and ask the store.
+`status` asks a running server. `probe`, `contract`, `inspect` and `sweep` need none: they ask the store itself.
 `clear` does either.
 """
 # ruff: noqa: PLC0415
@@ -68,6 +68,24 @@ def probe(*, config: ConfigFile = "", remotes: Remotes = "") -> None:
     verdict, text = remote_store(given)
     typer.echo(f"{verdict:4}  {text}")
     if verdict == "fail":
+        raise typer.Exit(1)
+
+
+@app.command()
+def contract(*, config: ConfigFile = "", remotes: Remotes = "") -> None:
+    """Test whether an object store or a plug-in does what servers need (docs/store-plugins.md); exit 1 if not."""
+    from kvserver.movers.remote_store import check, open_driver
+    from kvserver.remote.objects.contract import run
+
+    remote = _remote(_config(config, remotes))
+    if not remote.bucket and not remote.plugin:
+        raise ConfigError("config-remote", f"{remote.url} is no object store and no plug-in, so there is no contract")
+    check(remote)
+    problems = 0
+    for name, problem in run(lambda: open_driver(remote)):
+        typer.echo(f"{'FAIL' if problem else 'ok':4}  {name}{': ' if problem else ''}{problem}")
+        problems += bool(problem)
+    if problems:
         raise typer.Exit(1)
 
 

@@ -6,8 +6,10 @@ from typing import NamedTuple
 from kvserver.config.remotes import Remote
 from kvserver.errors import ConfigError
 from kvserver.remote.directory import DirectoryStore
+from kvserver.remote.objects.driver import Driver
+from kvserver.remote.objects.plugin import PluggedIn
 from kvserver.remote.objects.store import ObjectStore
-from kvserver.remote.secrets import SecretSource
+from kvserver.remote.secrets import CurrentSecret, SecretSource
 from kvserver.remote.store import Store
 
 
@@ -30,6 +32,11 @@ def check(remote: Remote) -> None:
         raise ConfigError(
             "remote-library", f"remotes.{remote.name}: {needed.of} needs a library: install kvserver[{needed.extra}]"
         )
+    if remote.plugin and find_spec(remote.plugin.partition(":")[0].partition(".")[0]) is None:
+        # Only the outermost package is looked for: anything below would run code of it here.
+        raise ConfigError(
+            "remote-library", f"remotes.{remote.name}: {remote.plugin} is not installed in this environment"
+        )
     if (source := _password(remote)) is not None:
         source.read()
 
@@ -41,8 +48,8 @@ def open_store(remote: Remote, *, only_looks: bool = False) -> Store:
     only_looks: the caller changes nothing there."""
     if remote.directory:
         return DirectoryStore(remote.directory, only_looks=only_looks)
-    if remote.bucket:
-        return _object_store(remote, only_looks=only_looks)
+    if remote.bucket or remote.plugin:
+        return ObjectStore(open_driver(remote), node=remote.url, only_looks=only_looks)
     from kvserver.remote.valkey import Settings, ValkeyStore  # noqa: PLC0415 - the library is an extra
 
     settings = Settings(
@@ -59,7 +66,12 @@ def open_store(remote: Remote, *, only_looks: bool = False) -> Store:
     return ValkeyStore(settings)
 
 
-def _object_store(remote: Remote, *, only_looks: bool) -> Store:
+def open_driver(remote: Remote) -> Driver:
+    """The driver of an object store or a plug-in. Raises StoreError."""
+    source = _password(remote)
+    if remote.plugin:
+        password = CurrentSecret(source) if source is not None else None
+        return PluggedIn(remote.plugin, dict(remote.own), password)
     from kvserver.remote.objects.clouds import CloudObjects, Place  # noqa: PLC0415 - the library is an extra
 
     place = Place(
@@ -69,10 +81,10 @@ def _object_store(remote: Remote, *, only_looks: bool) -> Store:
         endpoint=remote.endpoint,
         region=remote.region,
         username=remote.username,
-        password=_password(remote),
+        password=source,
         ca_file=remote.ca_file,
     )
-    return ObjectStore(CloudObjects(place), node=remote.url, only_looks=only_looks)
+    return CloudObjects(place)
 
 
 def _password(remote: Remote) -> SecretSource | None:

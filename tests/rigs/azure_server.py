@@ -65,10 +65,13 @@ class AzureServer:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def store(self, prefix: str) -> ObjectStore:
+        return ObjectStore(self.objects(prefix), node=f"az://{CONTAINER}", waits=UNHURRIED)
+
+    def objects(self, prefix: str) -> CloudObjects:
         secret = SecretSource(variable="AZURE_KEY", environment={"AZURE_KEY": KEY})
         endpoint = f"http://127.0.0.1:{self._port}/{ACCOUNT}"
         place = Place("az", CONTAINER, prefix, endpoint, username=ACCOUNT, password=secret, connect_s=10.0)
-        return ObjectStore(CloudObjects(place), node=f"az://{CONTAINER}", waits=UNHURRIED)
+        return CloudObjects(place)
 
     def _make_container(self) -> None:
         """The library that is tested makes none, so this is signed by hand."""

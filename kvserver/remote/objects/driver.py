@@ -3,7 +3,8 @@
 A driver keeps named objects. A name has a-z, 0-9, ".", "-" and "_" in pieces with "/" between them, 300 characters at
 most. An object is there as a whole or not at all, and a reader sees all bytes of one write of it.
 
-All calls block, and may come from any thread, also several at once. Each ends within `within_s` seconds, or soon after.
+All calls block, and may come from any thread, also several at once. The steps of one list may come from different
+threads. Each call ends within `within_s` seconds, or soon after.
 Buffers of a caller are not touched after a call has returned or raised. A write that failed may have happened all the
 same. A driver that cannot know whether something is there raises an error; it never answers that nothing is there.
 

@@ -207,6 +207,24 @@ def test_probe_makes_a_round_trip_and_leaves_nothing(tmp_path: Path) -> None:
     assert [path for path in store.rglob("*") if path.is_file()] == []
 
 
+# ---------------------------------------------------------------- contract
+
+
+def test_contract_tests_a_plug_in_and_names_what_it_does_not_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).resolve().parents[3] / "examples" / "stores")
+    flags = ("--remotes", f"mine=plugin://sqlite_store:SqliteStore?path={tmp_path}/objects.db")
+    lines = ran("contract", *flags).splitlines()
+    assert len(lines) >= 16
+    assert {line[:4] for line in lines} == {"ok  "}
+    said = ran("contract", "--remotes", "mine=plugin://tests.rigs.bad_plugins:OtherBytes", status=1)
+    assert "FAIL  pieces are read from their offsets: read from 168: expected the bytes at their offset\n" in said
+    assert "ok    a second creation is told so and changes nothing\n" in said
+    with pytest.raises(ConfigError, match="is no object store and no plug-in"):
+        ran("contract", "--remotes", f"mine=file://{tmp_path}")
+
+
 # ---------------------------------------------------------------- clear
 
 

@@ -62,6 +62,20 @@ def test_a_bucket_has_a_prefix_and_no_address() -> None:
     assert [parse(f"a={url}")[0].bucket_prefix for url in ("gs://bucket", "az://container/x")] == ["", "x"]
 
 
+def test_a_plug_in_has_options_of_its_own_beside_ours(tmp_path: Path) -> None:
+    text = "a=plugin://some_package.module:Store?root=/x&endpoint=http://y&write=through&password_env=P"
+    (remote,) = parse(text)
+    assert (remote.scheme, remote.plugin) == ("plugin", "some_package.module:Store")
+    assert remote.url == "plugin://some_package.module:Store", "options are not shown"
+    assert remote.own == (("root", "/x"), ("endpoint", "http://y"))
+    assert (remote.write, remote.password_env, remote.endpoint) == ("through", "P", "")
+    file = tmp_path / "kvserver.toml"
+    file.write_text('[remotes.a]\nurl = "plugin://m:S?root=/x"\nwrite = "never"\ndepth = 7\n')
+    from_file = load(file, {})[0].remote
+    assert from_file is not None
+    assert (from_file.own, from_file.write) == ((("root", "/x"), ("depth", "7")), "never")
+
+
 def test_without_stores_there_is_none() -> None:
     assert Config().remote is None
 
@@ -103,6 +117,13 @@ def test_without_stores_there_is_none() -> None:
         ("a=s3://bucket?username=x", "expected username, and password_file or password_env, or none"),
         ("a=az://box?password_env=X", "expected username, and password_file or password_env, or none"),
         ("a=s3://bucket?endpoint=x:9000", "endpoint must be http://HOST:PORT"),
+        ("a=plugin://", "'' is no plug-in: expected plugin://PACKAGE.MODULE:CLASS"),
+        ("a=plugin://package", "'package' is no plug-in"),
+        ("a=plugin://package:Class/x", "'package:Class/x' is no plug-in"),
+        ("a=plugin://../x:Class", "is no plug-in"),
+        ("a=plugin://m:S?Root=x", "option 'Root' of a plug-in: expected a-z"),
+        ("a=plugin://m:S?x=1&x=2", "has 2 options of a plug-in: expected 32 different ones at most"),
+        ("a=plugin://m:S?write=often", "write='often' must be"),
         ("a=valkey://x?tenant=A", "tenant='A' must have 1 to 64 characters"),
         ("a=valkey://x?tenant=a:b", "tenant='a:b' must have 1 to 64 characters"),
         ("a=valkey://x?password_file=/a&password_env=B", "has password_file and password_env"),
@@ -118,6 +139,9 @@ def test_a_wrong_store_is_refused_in_words(text: str, why: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        "a=plugin://m:S?token=hunter2",
+        "a=plugin://m:S?account_key=hunter2",
+        "a=plugin://m:S?db-password=hunter2",
         "a=s3://id:hunter2@bucket",
         "a=s3://bucket?secret=hunter2",
         "a=valkey://:hunter2@x",
