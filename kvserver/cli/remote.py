@@ -6,6 +6,7 @@
 # ruff: noqa: PLC0415
 
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -166,6 +167,14 @@ def sweep(
     *,
     config: ConfigFile = "",
     remotes: Remotes = "",
+    older_than: Annotated[
+        float,
+        typer.Option(
+            metavar="DAYS",
+            help="Also what was not used for so long; of an object store, what was written so long ago. 0: no.",
+            parser=seconds("older-than", least=0, most=36_500, unit="days"),
+        ),
+    ] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, and remove nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     limit: Annotated[
@@ -178,14 +187,16 @@ def sweep(
     per_second: Annotated[
         float,
         typer.Option(
-            metavar="N", help="Remove so many names a second.", parser=seconds("per-second", least=1, most=100_000)
+            metavar="N",
+            help="Remove so many names a second.",
+            parser=seconds("per-second", least=1, most=100_000, unit="names"),
         ),
     ] = SWEPT_PER_S,
 ) -> None:
-    """Remove what was cleared: chunks of epochs that no server finds any more. Servers may go on meanwhile."""
+    """Remove what was cleared, chunks of epochs that no server finds any more, and old ones. Servers may go on."""
     remote = _remote(_config(config, remotes))
     if not dry_run:
-        _confirm(f"Remove what was cleared in {remote.name}?", yes=yes)
+        _confirm(f"Remove {'old chunks' if older_than else 'what was cleared'} in {remote.name}?", yes=yes)
     from kvserver.cli import remote_look
 
     with remote_look.opened(remote) as store:
@@ -196,6 +207,7 @@ def sweep(
             bounds=remote_look.Bounds(limit, within),
             values_per_s=per_second,
             only_looks=dry_run,
+            unused_since_s=time.time() - older_than * 86_400 if older_than else None,
         )
     ended = f"ended {swept.ended}; " if swept.ended else ""
     typer.echo(f"{ended}{'found' if dry_run else 'removed'} of {len(swept.content.epochs):,} epochs: {swept.content}")

@@ -105,10 +105,12 @@ def sweep(
     bounds: Bounds,
     values_per_s: float,
     only_looks: bool,
+    unused_since_s: float | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Sweep:
-    """Removes what namespaces have of epochs that no server finds any more. Raises StoreError; what came before it is
-    removed then.
+    """Removes what namespaces have of epochs that no server finds any more, and what was not used since a time.
+
+    Raises ConfigError if the store does not tell that, or StoreError; what came before it is removed then.
 
     The note is read again before each removal, and removals are slow on purpose: servers use the store meanwhile.
     A namespace without a note is left alone, for a server may be about to write one."""
@@ -120,7 +122,8 @@ def sweep(
             note = namespace_note.decode(store.notes([name])[0])
             if note is None:
                 break
-            old = [value for value in some if value.epoch != note.epoch][: bounds.names - content.values]
+            old = [value for value in some if value.epoch != note.epoch or _is_unused(value, unused_since_s)]
+            old = old[: bounds.names - content.values]
             if old and not only_looks:
                 store.drop_listed(name, old)
                 sleep(len(old) / values_per_s)
@@ -131,6 +134,16 @@ def sweep(
             if time.monotonic() > due_s:
                 return Sweep(content, f"after {bounds.within_s:g} s (--within)")
     return Sweep(content, "")
+
+
+def _is_unused(value: Listed, since_s: float | None) -> bool:
+    if since_s is None:
+        return False
+    if value.used_s is None:
+        raise ConfigError(
+            "option", "--older-than: this store does not tell when a chunk was used; it drops old ones itself"
+        )
+    return value.used_s < since_s
 
 
 class Look:

@@ -49,6 +49,8 @@ class Listed(NamedTuple):
     fragment: str
     """Empty: the chunk's head, and what follows it in the same value."""
     bytes: int
+    used_s: float | None = None
+    """Time of its last use, or of its write where use is not counted, in seconds since 1970. None: not told."""
 
 
 Cursor = object

@@ -25,7 +25,7 @@ from kvserver.remote.chunk_value import (
     text_of,
 )
 from kvserver.remote.namespace_note import NOTE_BYTES_MAX
-from kvserver.remote.objects.driver import Driver, Start
+from kvserver.remote.objects.driver import Driver, Named, Start
 from kvserver.remote.objects.log import AnnouncementObjects
 from kvserver.remote.store import Announced, Cursor, Facts, Gone, Listed, StoreError
 
@@ -148,7 +148,7 @@ class ObjectStore:
     def values(self, of: NamespaceName) -> Iterator[list[Listed]]:
         beginning = "/".join(of.pieces()) + "/"
         for some in self._driver.listed(beginning, within_s=self._waits.note_s):
-            found = [_listed(one.name.removeprefix(beginning), one.bytes) for one in some]
+            found = [_listed(one.name.removeprefix(beginning), one) for one in some]
             yield [value for value in found if value is not None]
 
     def close(self) -> None:
@@ -213,12 +213,12 @@ def _head(name: ChunkName, start: Start | StoreError | None) -> Head | StoreErro
     return head
 
 
-def _listed(rest: str, size: int) -> Listed | None:
+def _listed(rest: str, one: Named) -> Listed | None:
     """A name without its namespace: EPOCH/KK/KEY[.RANKS]."""
     match rest.split("/"):
         case [epoch_text, _, last]:
             key_text, _, ranks = last.partition(".")
             epoch, key = epoch_from_text(epoch_text), digest_from_text(key_text)
             if epoch is not None and key is not None:
-                return Listed(epoch, key, ranks, "", size)
+                return Listed(epoch, key, ranks, "", one.bytes, one.written_s)
     return None

@@ -139,6 +139,15 @@ def test_a_clear_of_the_store_alone_reaches_its_servers(place: Place, everything
         said = place.inspect("--namespace", DIGEST)
         assert of_epoch(said) == (0, 0)
         assert f"of 1 other epochs, which no server finds: {CHUNKS} chunks" in said
+        newer = prompt(6, CHUNKS - 2)
+        engine.store(newer)
+        until("the newer ones to be there", lambda: counted(server, "remote_writes") == 2 * CHUNKS - 2)
+        sweep = ("sweep", "--remotes", place.remotes)
+        assert place.run(*sweep, "--dry-run").startswith(f"found of 1 epochs: {CHUNKS} chunks, ")
+        assert place.run(*sweep, "--yes").startswith(f"removed of 1 epochs: {CHUNKS} chunks, ")
+        said = place.inspect("--namespace", DIGEST)
+        assert of_epoch(said)[0] == CHUNKS - 2
+        assert "of 0 other epochs, which no server finds: 0 chunks" in said
 
 
 def test_a_clear_by_a_server_clears_its_store_too(place: Place) -> None:

@@ -1,6 +1,8 @@
 """`kvserver remote` on a directory, and without a server. tests/process/remote has real servers and a real Valkey."""
 
 import json
+import os
+import time
 from pathlib import Path
 
 import msgspec
@@ -290,6 +292,39 @@ def test_sweep_removes_what_was_cleared_and_nothing_that_a_server_may_find(scene
     there = {value for name in (NAMESPACE, noteless) for some in scene.store.values(name) for value in some}
     assert {value.key for value in there} == {name.key for name in scene.heads} | {name_of(4).key}
     assert scene.epoch() == EPOCH
+
+
+def test_sweep_removes_what_was_not_used_for_so_many_days_if_it_is_asked_to(scene: Scene) -> None:
+    old, used = scene.file_of(2), scene.file_of(3)
+    for file, days in ((old, 8), (used, 6)):
+        os.utime(file, (time.time() - days * 86_400,) * 2)
+    said = ran("sweep", "--yes", "--older-than", "7", *scene.flags)
+    assert said.startswith("removed of 2 epochs: 3 chunks, 3 values, ")
+    assert not old.exists()
+    assert {value.key for some in scene.store.values(NAMESPACE) for value in some} == {
+        name_of(1).key,
+        name_of(3).key,
+    }
+    with pytest.raises(ConfigError, match="older-than=-1 must be days from 0 to 36500"):
+        ran("sweep", "--yes", "--older-than", "-1", *scene.flags)
+
+
+def test_a_store_that_does_not_tell_what_is_old_is_swept_of_nothing_that_counts(scene: Scene) -> None:
+    named = load(None, {"remotes": scene.flags[1]})[0].remote
+    assert named is not None
+    values = scene.store.values
+    scene.store.values = lambda of: ([one._replace(used_s=None) for one in some] for some in values(of))  # type: ignore[method-assign, assignment]
+    with pytest.raises(ConfigError, match="does not tell when a chunk was used"):
+        remote_look.sweep(
+            scene.store,
+            named,
+            [NAMESPACE.namespace],
+            bounds=remote_look.Bounds(1000, 60.0),
+            values_per_s=1e9,
+            only_looks=False,
+            unused_since_s=time.time() - 1,
+        )
+    assert all(scene.store.look(name) is not None for name in scene.heads)
 
 
 def test_sweep_ends_at_its_bounds_and_takes_its_time(scene: Scene) -> None:

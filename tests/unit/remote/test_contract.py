@@ -2,6 +2,7 @@
 
 import random
 import threading
+import time
 
 import pytest
 
@@ -219,6 +220,14 @@ def test_all_that_a_namespace_has_is_listed_with_its_bytes_and_nothing_of_anothe
     assert {(value.epoch, value.key, value.ranks) for value in found} == {(n.epoch, n.key, n.ranks) for n in names}
     assert len([value for value in found if not value.fragment]) == len(names)
     assert sum(value.bytes for value in found) == sum(len(encode(h)) + h.payload_bytes for h in heads.values())
+
+
+def test_a_list_tells_when_a_chunk_was_used_or_that_the_store_sees_to_it(store: Store) -> None:
+    name = name_of(1)
+    store.write(name, head_of(name), payloads_of(head_of(name)))
+    (told,) = listed(store)
+    assert told.used_s is None or abs(told.used_s - time.time()) < 3600
+    assert (told.used_s is None) == (store.facts().kind == "valkey")
 
 
 def test_values_that_were_listed_can_be_dropped_whatever_they_are_and_the_others_stay(opener: Opener) -> None:
