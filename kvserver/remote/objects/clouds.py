@@ -9,7 +9,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -99,6 +99,7 @@ class CloudObjects:
         self._stand_in = stand_in
         self._secret: Secret | None = None
         self._clients: dict[float, Any] = {}
+        self._is_closed = False
         self._opening = threading.Lock()
         self._crew = ThreadPoolExecutor(STARTS_AT_A_TIME, thread_name_prefix="starts")
         self._client(place.connect_s)
@@ -112,7 +113,10 @@ class CloudObjects:
     def starts(self, names: Sequence[str], most_bytes: int, *, within_s: float) -> list[Start | StoreError | None]:
         due_s = time.monotonic() + within_s
         ask = partial(self._start, most_bytes=most_bytes, within_s=within_s, due_s=due_s)
-        return [ask(names[0])] if len(names) == 1 else list(self._crew.map(ask, names))
+        try:
+            return [ask(names[0])] if len(names) == 1 else list(self._crew.map(ask, names))
+        except (RuntimeError, CancelledError):  # the crew was sent away meanwhile
+            raise StoreError("remote-down", "closed", node=self._node) from None
 
     def _start(self, name: str, *, most_bytes: int, within_s: float, due_s: float) -> Start | StoreError | None:
         if time.monotonic() > due_s:
@@ -146,7 +150,7 @@ class CloudObjects:
         with self._as_store_errors():
             try:
                 obstore.put(self._client(within_s), name, list(pieces), mode="create", use_multipart=False)
-            except AlreadyExistsError:
+            except (AlreadyExistsError, PreconditionError):
                 return False
         return True
 
@@ -175,6 +179,7 @@ class CloudObjects:
                 yield [Named(one["path"], one["size"], one["last_modified"].timestamp()) for one in page]
 
     def close(self) -> None:
+        self._is_closed = True
         self._crew.shutdown(wait=False, cancel_futures=True)
 
     # ---------------------------------------------------------------- calls
@@ -205,6 +210,8 @@ class CloudObjects:
 
     def _client(self, within_s: float) -> Any:
         """A client whose calls end in that time, with the password as it is now."""
+        if self._is_closed:
+            raise StoreError("remote-down", "closed", node=self._node)
         if self._stand_in is not None:
             return self._stand_in
         with self._opening:

@@ -2,9 +2,11 @@
 
 Most of it on a real S3 server; what no server does, on objects in memory."""
 
+import gc
 import json
 import re
 import time
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from obstore.store import LocalStore, MemoryStore
 from kvserver.remote.announcement import pack, unpack
 from kvserver.remote.chunk_value import Head, WrongValue, encode, text_of
 from kvserver.remote.objects import log
-from kvserver.remote.objects.clouds import GAP_BYTES_MAX, CloudObjects, Place
+from kvserver.remote.objects.clouds import GAP_BYTES_MAX, STARTS_AT_A_TIME, CloudObjects, Place
 from kvserver.remote.objects.store import ObjectStore, Waits
 from kvserver.remote.secrets import SecretSource
 from kvserver.remote.store import Gone, StoreError
@@ -202,7 +204,36 @@ def test_a_local_store_of_the_library_lists_what_was_dropped_in_any_order(tmp_pa
     assert [value for some in store.values(NAMESPACE) for value in some] == []
 
 
+def test_a_large_chunk_that_is_there_is_not_sent_again() -> None:
+    driver = Watched()
+    store = watched_store(driver)
+    large, small = (head_of(name_of(seed), sizes=(size, 7)) for seed, size in ((1, 9 << 20), (2, 4099)))
+    for head, seed, sent in ((large, 1, 1), (small, 2, 2)):
+        assert store.write(name_of(seed), head, payloads_of(head))
+        driver.calls.clear()
+        assert not store.write(name_of(seed), head._replace(write=9), payloads_of(head))
+        assert driver.calls.count("create") == sent - 1
+
+
 # ---------------------------------------------------------------- a store that is away
+
+
+def test_beginnings_that_are_not_asked_for_within_their_time_are_not_asked_for_at_all() -> None:
+    driver = Watched()
+    store = watched_store(driver, probe_s=0.2)
+    get = driver._get
+
+    def slow(name: str, span: tuple[int, int], within_s: float, tag: str | None = None) -> object:
+        found = get(name, span, within_s, tag)
+        time.sleep(0.3)
+        return found
+
+    driver._get = slow  # type: ignore[method-assign]
+    driver.spans.clear()
+    found = store.heads([name_of(seed) for seed in range(100)], 3)
+    assert len(driver.spans) <= STARTS_AT_A_TIME
+    assert found.count(None) == len(driver.spans)
+    assert {one.code for one in found if isinstance(one, StoreError)} == {"remote-slow"}
 
 
 def test_a_stopped_store_fails_every_call_within_its_deadline_and_serves_again_by_itself(
@@ -233,6 +264,39 @@ def test_a_stopped_store_fails_every_call_within_its_deadline_and_serves_again_b
     finally:
         s3.go_on()
     assert patient.heads([name_of(4)], 3) in ([head], [None]), "the drop may have happened all the same"
+
+
+def test_what_a_call_was_given_is_in_no_cycle_after_an_error(s3: S3Server) -> None:
+    """Otherwise Python 3.12 crashes when it collects the cycle: the library exports the views."""
+    store = s3_store(s3, "x", port=1, only_looks=True)
+    head = head_of(name_of(1))
+    gc.disable()
+    try:
+        for call in (store.write, store.read):
+            payloads = payloads_of(head)
+            kept = [weakref.ref(payload) for payload in payloads]
+            with pytest.raises(StoreError, match="remote-down") as failed:
+                call(name_of(1), head, payloads)
+            del payloads, failed
+            assert not [view for view in kept if view() is not None]
+    finally:
+        gc.enable()
+
+
+def test_calls_of_a_closed_store_end_with_an_error() -> None:
+    store = watched_store(Watched())
+    head = written(store, 1)
+    store.close()
+    for call in (
+        lambda: store.heads([name_of(1), name_of(2)], 3),
+        lambda: store.read(name_of(1), head, targets_of(head)),
+        lambda: store.write(name_of(3), head, payloads_of(head)),
+        lambda: store.notes([NAMESPACE]),
+        lambda: list(store.values(NAMESPACE)),
+        lambda: store.drop(name_of(1), head),
+    ):
+        with pytest.raises(StoreError, match="closed"):
+            call()
 
 
 def test_a_store_that_nobody_answers_for_is_down_and_cannot_be_opened(s3: S3Server) -> None:
@@ -376,7 +440,7 @@ def test_the_rules_that_the_page_gives_reach_all_but_notes() -> None:
     driver.forgets = True
     with pytest.raises(StoreError):
         watched_store(driver)  # leaves its trial behind
-    driver.forgets = False
+    driver = Watched(driver.memory)
     store = watched_store(driver)
     written(store, 1)
     store.announce(NAMESPACE, 5, pack([8]))
