@@ -25,6 +25,7 @@ BUGS = (
     Bug("P1", "payloads of an object that is gone are given", STORE, r"not is_there or came != expected", "False"),
     Bug("P1", "a head counts whatever the size of its object", STORE, r"start\.bytes != whole_bytes", "False"),
     Bug("P1", "a read of two requests may see two writes", CLOUDS, r'options\["if_match"\] = tag', "pass"),
+    Bug("P1", "two requests without a tag are one read", CLOUDS, r"if number and tag is None:", "if False:"),
     Bug("P1", "a plug-in reads into the arena", PLUGIN, r"memoryview\(bytearray\(len\(target\)\)\)", "target"),
     Bug(
         "P1",

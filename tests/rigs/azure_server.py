@@ -64,13 +64,16 @@ class AzureServer:
         self._process.wait()
         shutil.rmtree(self._directory, ignore_errors=True)
 
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self._port}/{ACCOUNT}"
+
     def store(self, prefix: str) -> ObjectStore:
         return ObjectStore(self.objects(prefix), node=f"az://{CONTAINER}", waits=UNHURRIED)
 
     def objects(self, prefix: str) -> CloudObjects:
         secret = SecretSource(variable="AZURE_KEY", environment={"AZURE_KEY": KEY})
-        endpoint = f"http://127.0.0.1:{self._port}/{ACCOUNT}"
-        place = Place("az", CONTAINER, prefix, endpoint, username=ACCOUNT, password=secret, connect_s=10.0)
+        place = Place("az", CONTAINER, prefix, self.endpoint, username=ACCOUNT, password=secret, connect_s=10.0)
         return CloudObjects(place)
 
     def _make_container(self) -> None:

@@ -42,7 +42,9 @@ def binary() -> str:
 class S3Server:
     """One server with one bucket. It can be stopped, continued, killed, and started again on its ports."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, certificates: Path | None = None) -> None:
+        """certificates: a folder of tls_server.make_certificates(); then it speaks TLS."""
+        self._certificates = certificates
         self._program = binary()
         self._directory = Path(tempfile.mkdtemp(prefix="kv-s3-"))
         self._ports = dict(zip(PORTS, _free_ports(len(PORTS)), strict=True))
@@ -54,7 +56,7 @@ class S3Server:
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'http' if self._certificates is None else 'https'}://127.0.0.1:{self.port}"
 
     def url(self, folder: Path) -> str:
         """Where an empty store is, as servers are told. The folder gets the file of the key, and names the prefix."""
@@ -84,6 +86,8 @@ class S3Server:
         few = ("-master.volumeSizeLimitMB=1024", "-volume.max=60", "-master.volumePreallocate=false")
         s3 = ("-s3", f"-s3.config={self._directory}/s3.json", "-s3.iam=false", "-s3.port.iceberg=0", "-s3.port.lance=0")
         ports = [f"-{name}={port}" for name, port in self._ports.items()]
+        if (folder := self._certificates) is not None:
+            s3 += (f"-s3.cert.file={folder}/server.crt", f"-s3.key.file={folder}/server.key")
         with open(self._directory / "log", "ab") as log:
             self._process = subprocess.Popen(
                 [self._program, "server", *here, *few, *s3, *ports], stdout=log, stderr=subprocess.STDOUT
@@ -104,13 +108,17 @@ class S3Server:
             endpoint=self.endpoint,
             access_key_id=KEY_ID,
             secret_access_key=KEY,
-            client_options={"allow_http": True, "timeout": "20s"},
+            client_options={"allow_http": True, "timeout": "20s", **self._trusted()},
             retry_config={"max_retries": 0},
         )
         with suppress(BaseError):
             store.put("ready", b"ready")
             return True
         return False
+
+    def _trusted(self) -> dict[str, bytes]:
+        folder = self._certificates
+        return {} if folder is None else {"root_certificate": (folder / "ca.crt").read_bytes()}
 
     def kill(self) -> None:
         if self._process is not None:

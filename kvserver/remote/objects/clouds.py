@@ -134,9 +134,13 @@ class CloudObjects:
         due_s = time.monotonic() + within_s
         tag: str | None = None
         with self._as_store_errors():
-            for run in _runs(pieces):
+            for number, run in enumerate(_runs(pieces)):
                 if time.monotonic() > due_s:
                     raise StoreError("remote-slow", f"a read took longer than {within_s} s", node=self._node)
+                if number and tag is None:
+                    raise StoreError(
+                        "remote-refused", "it tells no ETag, so two requests may see two writes", node=self._node
+                    )
                 end = run[-1][0] + len(run[-1][1])
                 found = self._get(name, (run[0][0], end), within_s, tag)
                 if found is None or isinstance(found, Outside) or found.range != (run[0][0], end):

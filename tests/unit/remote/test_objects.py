@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import obstore
 import pytest
@@ -159,6 +160,27 @@ def test_an_object_that_is_replaced_between_two_requests_of_a_read_is_gone() -> 
     targets = targets_of(old)
     with pytest.raises(Gone):
         store.read(name_of(3), old, [targets[0], None, targets[2]])
+
+
+class Untagged:
+    """An answer of a store that tells no tag of its objects."""
+
+    def __init__(self, found: Any) -> None:
+        self.range, self.stream = found.range, found.stream
+        self.meta = {**found.meta, "e_tag": None}
+
+
+def test_a_read_of_two_requests_is_refused_where_no_tag_holds_them_together() -> None:
+    driver = Watched()
+    store = watched_store(driver)
+    head = written(store, 3, sizes=(1, GAP_BYTES_MAX + 7, 5))
+    get = driver._get
+    driver._get = lambda *asked: Untagged(get(*asked))  # type: ignore[method-assign, assignment, return-value]
+    targets = targets_of(head)
+    store.read(name_of(3), head, targets)
+    assert targets == payloads_of(head)
+    with pytest.raises(StoreError, match="it tells no ETag"):
+        store.read(name_of(3), head, [targets[0], None, targets[2]])
 
 
 @pytest.mark.parametrize("kind", ["cut", "longer", "empty", "foreign"])
