@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 
 from obstore.store import LocalStore, MemoryStore
@@ -63,7 +62,7 @@ class Hangs(InMemory):
 
 class HangsAtOnce(InMemory):
     def __init__(self, options: dict[str, str], password: Callable[[], str]) -> None:
-        time.sleep(60)
+        Hangs.let_go.wait(60)
 
 
 class NeedsMuch(InMemory):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from kvserver.remote.announcement import MARK_BYTES
 from kvserver.remote.objects.driver import Driver, Named
-from kvserver.remote.store import Announced, Cursor
+from kvserver.remote.store import Announced, Cursor, StoreError
 
 OBJECT_BYTES_MAX = 256 << 10
 """A server begins another object then."""
@@ -20,6 +20,8 @@ OTHER_EPOCH_S_MAX = 86_400
 """Objects of another epoch are removed when they were not written to for so long."""
 WAITING_BYTES_MAX = 1 << 20
 """Marks that wait for their time; more are written at once."""
+LISTED_MAX, LIST_S_MAX = 65_536, 10.0
+"""There are hundreds. A list that does not end must not fill the memory."""
 READ_BYTES_MAX = 1 << 20
 READ_S_MAX = 1.0
 """Afterwards the rest is left for the next time, if something was read."""
@@ -109,8 +111,14 @@ class AnnouncementObjects:
     def _there(self, epoch: int | None = None) -> list[Named]:
         """Objects of an epoch, or of all, in the order of their names: those of a server as it has begun them."""
         beginning = self._folder if epoch is None else self._of(epoch)
-        lists = self._driver.listed(beginning, within_s=self._within_s)
-        return sorted(one for some in lists for one in some)
+        found: list[Named] = []
+        due_s = time.monotonic() + LIST_S_MAX
+        for some in self._driver.listed(beginning, within_s=self._within_s):
+            found += some
+            if len(found) > LISTED_MAX or time.monotonic() > due_s:
+                said = f"{beginning} has more than {LISTED_MAX} objects, or its list takes longer than {LIST_S_MAX:g} s"
+                raise StoreError("remote-slow", said)
+        return sorted(found)
 
     def _sweep(self, epoch: int) -> None:
         """Removes old objects. Their age is told by the store's clock: machines' clocks differ."""

@@ -9,6 +9,7 @@ mover of its store, which the server starts again.
 import importlib
 import queue
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Generic, TypeVar, get_args
@@ -23,6 +24,9 @@ GRACE_S = 0.5
 """A call may end so much later than it should."""
 HUNG_MAX = 16
 """Calls that have not ended, of which nobody waits for the end. With so many the plug-in is not called any more."""
+_HUNG: Counter[str] = Counter()
+"""Name of a plug-in -> such calls of it in this process: a store that cannot be used is opened again and again."""
+_COUNTING = threading.Lock()
 TEXT_CHARS_MAX = 300
 T = TypeVar("T")
 
@@ -40,8 +44,6 @@ class PluggedIn:
         """As the plug-in has last got it."""
         self._is_closed = False
         self._idle: list[_Worker] = []
-        self._hung = 0
-        self._counting = threading.Lock()
         self._driver: Driver = self._called("opening it", lambda: self._made(options), OPEN_S)
 
     def facts(self) -> Facts:
@@ -66,11 +68,10 @@ class PluggedIn:
             case StoreError():
                 return self._translated(told)
             case Start(beginning, int(size)) if isinstance(beginning, bytes | memoryview):
-                copied = bytes(beginning)
-                if len(copied) == min(size, most_bytes):
-                    return Start(copied, size)
+                if len(beginning) == min(size, most_bytes):
+                    return Start(bytes(beginning), size)
                 expected = f"the first {most_bytes} bytes, or all, of an object"
-                return self._wrong("starts", expected, f"{len(copied)} of {size}")
+                return self._wrong("starts", expected, f"{len(beginning)} of {size}")
         return self._wrong("starts", "Start, StoreError or None", told)
 
     def read(self, name: str, pieces: Sequence[tuple[int, memoryview]], *, within_s: float) -> bool:
@@ -113,7 +114,7 @@ class PluggedIn:
         """Whatever comes of it: the process ends soon."""
         with suppress(StoreError):
             self._called("close", self._driver.close, CLOSE_S)
-        with self._counting:
+        with _COUNTING:
             self._is_closed = True
             for worker in self._idle:
                 worker.runs.put(None)
@@ -133,8 +134,8 @@ class PluggedIn:
 
     def _called(self, what: str, call: Callable[[], T], within_s: float) -> T:
         """The answer of a call on another thread. Raises StoreError, also when it does not end in time."""
-        with self._counting:
-            if self._hung >= HUNG_MAX:
+        with _COUNTING:
+            if _HUNG[self._name] >= HUNG_MAX:
                 raise StoreError("remote-slow", f"{what}: {HUNG_MAX} calls of the plug-in hang", node=self._name)
             if self._is_closed:
                 raise StoreError("remote-down", f"{what}: closed", node=self._name)
@@ -142,10 +143,10 @@ class PluggedIn:
         run = _Run(call)
         worker.runs.put(run)
         if not run.ended.wait(within_s):
-            with self._counting:
+            with _COUNTING:
                 is_hung = not run.ended.is_set()
                 run.is_hung = is_hung
-                self._hung += is_hung
+                _HUNG[self._name] += is_hung
             if is_hung:
                 raise StoreError("remote-slow", f"{what} has not ended after {within_s:g} s", node=self._name)
         if run.problem is not None:
@@ -154,9 +155,9 @@ class PluggedIn:
 
     def _is_idle(self, worker: "_Worker", run: "_Run[Any]") -> None:
         """A worker has ended a call."""
-        with self._counting:
+        with _COUNTING:
             run.ended.set()
-            self._hung -= run.is_hung
+            _HUNG[self._name] -= run.is_hung
             if self._is_closed:
                 worker.runs.put(None)
             else:

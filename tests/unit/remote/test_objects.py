@@ -7,7 +7,7 @@ import json
 import re
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from kvserver.remote.announcement import pack, unpack
 from kvserver.remote.chunk_value import Head, WrongValue, encode, text_of
 from kvserver.remote.objects import log
 from kvserver.remote.objects.clouds import GAP_BYTES_MAX, STARTS_AT_A_TIME, CloudObjects, Place
+from kvserver.remote.objects.driver import Named
 from kvserver.remote.objects.store import ObjectStore, Waits
 from kvserver.remote.secrets import SecretSource
 from kvserver.remote.store import Gone, StoreError
@@ -416,6 +417,28 @@ def test_announcements_that_cannot_be_written_wait_and_are_forgotten_when_they_a
     driver.full = False
     store.announce(NAMESPACE, 5, pack([40]))
     assert marks_of(store)[0] == [8, 12, 16, 40]
+
+
+@pytest.mark.parametrize("page", [[], [Named(f"kv1/-/{text_of(NAMESPACE.namespace)}/announced/x", 8, 0.0)]])
+def test_a_list_of_announcements_that_does_not_end_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, page: list[Named]
+) -> None:
+    monkeypatch.setattr(log, "LISTED_MAX", 1000)
+    monkeypatch.setattr(log, "LIST_S_MAX", 0.2 if not page else 60.0)
+    driver = Watched()
+    store = watched_store(driver)
+    pages = 0
+
+    def endless(beginning: str, *, within_s: float) -> Iterator[list[Named]]:
+        nonlocal pages
+        while pages < 1_000_000:
+            pages += 1
+            yield page
+
+    driver.listed = endless  # type: ignore[method-assign]
+    with pytest.raises(StoreError, match="remote-slow"):
+        store.announced(NAMESPACE, 5, None)
+    assert pages < 1_000_000
 
 
 def test_a_server_begins_another_object_and_removes_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,9 +176,22 @@ def test_a_plug_in_with_too_many_calls_that_hang_is_not_called_until_they_end(mo
 
 def until_free(driver: PluggedIn) -> None:
     until_s = time.monotonic() + 30
-    while driver._hung:
+    while plugin._HUNG[driver._name]:
         assert time.monotonic() < until_s
         time.sleep(0.01)
+
+
+def test_a_plug_in_that_hangs_while_it_is_opened_again_and_again_keeps_few_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plugin, "OPEN_S", SHORT_S)
+    monkeypatch.setattr(plugin, "HUNG_MAX", 3)
+    before = threading.active_count()
+    for _ in range(10):
+        with pytest.raises(StoreError, match="remote-slow"):
+            plugged("HangsAtOnce")
+    assert threading.active_count() <= before + 3
+    assert plugged("InMemory").facts().kind == "s3", "another one is opened"
 
 
 def test_a_closed_plug_in_is_not_called_and_keeps_no_thread() -> None:
