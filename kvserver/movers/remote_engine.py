@@ -1,19 +1,19 @@
 """Jobs of one remote store, on threads: heads are read, chunks come into the arena and go out of it, verified.
 
-No index and no decisions. Every job ends exactly once, and its slots are not touched afterwards. Loads go before
-writes, and a thread is always left for them. A node that fails again and again is left alone by its breaker: its jobs
-end at once, and the engine asks it by itself until it has recovered.
+No index and no decisions. Every job ends exactly once, and its slots are not touched afterwards. Loads and writes have
+threads of their own. While a load waits, only one write is under way: more would slow loads, and none at all could wait
+for ever. A node that fails again and again is left alone by its breaker: its jobs end at once, and the engine asks it
+by itself until it has recovered.
 """
 
 import os
-import queue
 import random
 import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Literal, NamedTuple
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 from kvserver.errors import DeviceError
 from kvserver.movers.remote_checks import sums_of, wrong_shards, wrong_sums
@@ -106,6 +106,9 @@ class Listen(NamedTuple):
 Job = Probe | Fetch | Put | ReadNote | WriteNote | Announce | Listen
 
 
+Waiting = TypeVar("Waiting", bound=Job)
+
+
 class Ended(NamedTuple):
     """The end of a job. Nothing of it happens any more, in the arena."""
 
@@ -134,28 +137,31 @@ class RemoteEngine:
         store: Store,
         arena: memoryview,
         *,
-        threads: int = 4,
+        connections: int = 4,
         seed: int | None = None,
         jobs_max: int = JOBS_MAX,
         waited_s_max: float = WAITED_S_MAX,
     ) -> None:
-        """threads: for payloads, at least 2; all but one may write at a time."""
-        assert threads >= 2, "one is kept for loads"
+        """connections: of the store, that bring payloads, and as many that take them out.
+
+        There are more threads than connections, because a thread also computes digests. One that writes also waits for
+        the head to be written, over another connection."""
         self.eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._store = store
         self._arena = arena
         self._jobs_max = jobs_max
         self._waited_s_max = waited_s_max
         self._chance = random.Random(seed).random
-        self._lock = threading.Condition()
-        self._probes: deque[Probe] = deque()
-        self._loads: deque[Fetch] = deque()
-        self._writes: deque[Put] = deque()
-        self._notes: deque[ReadNote | WriteNote] = deque()
-        self._announcements: deque[Announce | Listen] = deque()
+        self._lock = threading.Lock()
+        self._closing = threading.Condition(self._lock)
+        self._probes = _Line[Probe](self._lock)
+        self._loads = _Line[Fetch](self._lock)
+        self._writes = _Line[Put](self._lock)
+        self._notes = _Line[ReadNote | WriteNote](self._lock)
+        self._announcements = _Line[Announce | Listen](self._lock)
         self._listeners: OrderedDict[tuple[NamespaceName, int], _Listener] = OrderedDict()
         """Only the announcements' thread uses it."""
-        self._writers_left = threads - 1
+        self._writes_under_way = 0
         self._open: dict[int, bool] = {}
         """Job -> whether it was cancelled."""
         self._since_s: dict[int, float] = {}
@@ -164,9 +170,12 @@ class RemoteEngine:
         self._is_closed = False
         self._failure: BaseException | None = None
         """What ended a thread: a mistake of ours, for stores raise StoreError alone."""
-        self._ended: queue.SimpleQueue[Ended] = queue.SimpleQueue()
-        loops = [self._probe_loop] * PROBE_THREADS + [self._bulk_loop] * threads + [self._note_loop, self._try_loop]
-        loops.append(self._announcement_loop)
+        self._ended: list[Ended] = []
+        self._is_told = False
+        """Whether the caller was told of ends since it took some."""
+        loops: list[Callable[[], None]] = [self._probe_loop] * PROBE_THREADS
+        loops += [self._load_loop] * (connections + (connections + 1) // 2) + [self._write_loop] * 2 * connections
+        loops += [self._note_loop, self._try_loop, self._announcement_loop]
         self._threads = [threading.Thread(target=self._watched, args=(loop,), daemon=True) for loop in loops]
         for thread in self._threads:
             thread.start()
@@ -183,16 +192,15 @@ class RemoteEngine:
             self._since_s[job.job] = time.monotonic()
             match job:
                 case Probe():
-                    self._probes.append(job)
+                    self._probes.add(job)
                 case Fetch():
-                    self._loads.append(job)
+                    self._loads.add(job)
                 case ReadNote() | WriteNote():
-                    self._notes.append(job)
+                    self._notes.add(job)
                 case Announce() | Listen():
-                    self._announcements.append(job)
+                    self._announcements.add(job)
                 case _:
-                    self._writes.append(job)
-            self._lock.notify_all()
+                    self._writes.add(job)
         return True
 
     def cancel(self, job: int) -> None:
@@ -207,10 +215,8 @@ class RemoteEngine:
             os.eventfd_read(self.eventfd)
         if self._failure is not None:
             raise self._failure
-        found = []
-        with suppress(queue.Empty):
-            while True:
-                found.append(self._ended.get_nowait())
+        with self._lock:
+            found, self._ended, self._is_told = self._ended, [], False
         return found
 
     def left_alone(self) -> list[str]:
@@ -224,10 +230,8 @@ class RemoteEngine:
         with self._lock:
             self._is_closed = True
             lines = (self._probes, self._loads, self._writes, self._notes, self._announcements)
-            waiting = [job.job for line in lines for job in line]
-            for line in lines:
-                line.clear()
-            self._lock.notify_all()
+            waiting = [job.job for line in lines for job in line.close()]
+            self._closing.notify()
         for job in waiting:
             self._end(Ended(job, "cancelled"))
         for thread in self._threads:
@@ -248,56 +252,46 @@ class RemoteEngine:
                 os.eventfd_write(self.eventfd, 1)
 
     def _note_loop(self) -> None:
-        while (job := self._next_note()) is not None:
+        while (job := self._next(self._notes)) is not None:
             self._carry_out(job)
-
-    def _next_note(self) -> ReadNote | WriteNote | None:
-        with self._lock:
-            self._lock.wait_for(lambda: self._is_closed or self._notes)
-            return self._notes.popleft() if self._notes else None
 
     def _announcement_loop(self) -> None:
         """A thread of their own: notes must not wait for them."""
-        while (job := self._next_announcement()) is not None:
+        while (job := self._next(self._announcements)) is not None:
             self._carry_out(job)
-
-    def _next_announcement(self) -> Announce | Listen | None:
-        with self._lock:
-            self._lock.wait_for(lambda: self._is_closed or self._announcements)
-            return self._announcements.popleft() if self._announcements else None
 
     def _probe_loop(self) -> None:
-        while (job := self._next_probe()) is not None:
+        while (job := self._next(self._probes)) is not None:
             self._carry_out(job)
 
-    def _next_probe(self) -> Probe | None:
-        with self._lock:
-            self._lock.wait_for(lambda: self._is_closed or self._probes)
-            return self._probes.popleft() if self._probes else None
-
-    def _bulk_loop(self) -> None:
-        while (job := self._next_bulk()) is not None:
+    def _load_loop(self) -> None:
+        while (job := self._next(self._loads)) is not None:
             self._carry_out(job)
-            if not isinstance(job, Fetch):
-                with self._lock:
-                    self._writers_left += 1
-                    self._lock.notify_all()
 
-    def _next_bulk(self) -> Fetch | Put | None:
+    def _write_loop(self) -> None:
+        while (job := self._next(self._writes)) is not None:
+            self._carry_out(job)
+            with self._lock:
+                self._writes_under_way -= 1
+
+    def _next(self, line: "_Line[Waiting]") -> Waiting | None:
         with self._lock:
-            self._lock.wait_for(lambda: self._is_closed or self._loads or (self._writes and self._writers_left))
-            if self._loads:
-                return self._loads.popleft()
-            if self._writes and self._writers_left:
-                self._writers_left -= 1
-                return self._writes.popleft()
-            return None
+            line.changed.wait_for(lambda: self._is_closed or (line.due and self._may_begin(line)))
+            job = line.due.popleft() if line.due else None
+            if line is self._writes and job is not None:
+                self._writes_under_way += 1
+            if line is self._loads and not self._loads.due and self._writes.due:
+                self._writes.changed.notify_all()
+            return job
+
+    def _may_begin(self, line: object) -> bool:
+        return line is not self._writes or not self._loads.due or not self._writes_under_way
 
     def _try_loop(self) -> None:
         """Asks nodes that are left alone, each when its time has come."""
         while True:
             with self._lock:
-                if self._lock.wait_for(lambda: self._is_closed, timeout=TRY_EVERY_S):
+                if self._closing.wait_for(lambda: self._is_closed, timeout=TRY_EVERY_S):
                     return
                 now_s = time.monotonic()
                 wanted = [node for node in self._nodes.values() if node.breaker.wants_try(now_s)]
@@ -446,9 +440,32 @@ class RemoteEngine:
     def _end(self, ended: Ended) -> None:
         with self._lock:
             del self._open[ended.job], self._since_s[ended.job]
-        self._ended.put(ended)
-        with suppress(OSError):
-            os.eventfd_write(self.eventfd, 1)
+            self._ended.append(ended)
+            was_told, self._is_told = self._is_told, True
+        if not was_told:
+            with suppress(OSError):
+                os.eventfd_write(self.eventfd, 1)
+
+
+class _Line(Generic[Waiting]):
+    """Jobs of one kind that wait for a thread, and what its threads wait for. Under the engine's lock.
+
+    Kinds are woken separately: waking all threads for each job cost more than the job."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self.due: deque[Waiting] = deque()
+        self.changed = threading.Condition(lock)
+
+    def add(self, job: Waiting) -> None:
+        self.due.append(job)
+        self.changed.notify()
+
+    def close(self) -> list[Waiting]:
+        """Wakes all its threads. Returns the jobs, which it has no more."""
+        waiting = list(self.due)
+        self.due.clear()
+        self.changed.notify_all()
+        return waiting
 
 
 class _Listener:

@@ -150,7 +150,7 @@ class RemoteMover:
             return None
         self._problem = None
         self._store = store
-        self._engine = RemoteEngine(store, self._arena, threads=self._remote.threads)
+        self._engine = RemoteEngine(store, self._arena, connections=self._remote.threads)
         with suppress(StoreError):
             return store.facts()
         return None

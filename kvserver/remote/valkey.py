@@ -3,13 +3,14 @@
 A small chunk is one value: its head, then its payloads. A large one has its payloads in fragments, in the hash slot of
 their head. Fragments are written first and live longer than the head, so a head comes last and goes first.
 
-Connections are of three kinds, because a server answers each connection in order: probes must not wait behind payloads.
-Each kind has its deadline. A client that cannot connect is made anew at the next call; one that was connected connects
-again by itself.
+Connections are of several kinds, because a server answers each connection in order: probes must not wait behind
+payloads. Each kind has its deadline. A client that cannot connect is made anew at the next call; one that was connected
+connects again by itself.
 """
 
 import queue
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -72,7 +73,7 @@ REPLY_BYTES_MAX = 4 << 20
 ASKED_FIRST_BYTES = 8 << 20
 """Whether a larger chunk is there is asked before it is sent. A smaller one is sent at once: asking takes as long."""
 SCRATCH_BYTES = 1 << 20
-"""A connection's room for values that are head and payloads together. It grows for larger ones."""
+"""A thread's room for values that are head and payloads together. It grows for larger ones."""
 IDLE_READS = 32
 """After so many reads of announcements that brought nothing it is asked whether the log was begun anew."""
 LATE_MAX = 3
@@ -84,7 +85,7 @@ BATCHES_MAX = 1 << 18
 BATCHES_AT_A_TIME = 512
 MARKS_FIELD = b"m"
 ENTRY_ID = re.compile(rb"\d+-\d+")
-Kind = Literal["probe", "bulk", "note", "announce"]
+Kind = Literal["probe", "read", "write", "commit", "note", "announce"]
 Client = GlideClient | GlideClusterClient
 Scrub = Callable[[str], str]
 Failure = TypeVar("Failure", bound=Exception)
@@ -129,7 +130,8 @@ class Settings(NamedTuple):
     note_s: float = 2.0
     connect_s: float = 1.0
     connections: int = 4
-    """Connections for payloads, each to every node."""
+    """Connections that bring payloads, as many that take them out, and as many for the heads of those, each to every
+    node."""
 
 
 class ValkeyStore:
@@ -139,14 +141,17 @@ class ValkeyStore:
         self._settings = settings
         host, port = settings.addresses[0]
         self._address = f"{host}:{port}"
+        self._scratch = _Scratch()
         self._nodes = NodeMap()
         self._nodes_asked_s = -NODES_ASKED_EVERY_S
         self._password = password = CurrentSecret(settings.password) if settings.password is not None else None
         self._lanes = {
-            "probe": _Lane(settings, password, settings.probe_s, 2),
-            "bulk": _Lane(settings, password, settings.bulk_s, settings.connections),
-            "note": _Lane(settings, password, settings.note_s, 1),
-            "announce": _Lane(settings, password, settings.note_s, 1),
+            "probe": _Lane(settings, password, settings.probe_s, 2, waits_s=settings.probe_s),
+            "read": _Lane(settings, password, settings.bulk_s, settings.connections, waits_s=None),
+            "write": _Lane(settings, password, settings.bulk_s, settings.connections, waits_s=None),
+            "commit": _Lane(settings, password, settings.bulk_s, settings.connections, waits_s=None),
+            "note": _Lane(settings, password, settings.note_s, 1, waits_s=settings.note_s),
+            "announce": _Lane(settings, password, settings.note_s, 1, waits_s=settings.note_s),
         }
 
     def facts(self) -> Facts:
@@ -212,22 +217,23 @@ class ValkeyStore:
                 self._exec(to, dangling, count)
 
     def read(self, name: ChunkName, head: Head, targets: Sequence[memoryview | None]) -> None:
-        with self._connection("bulk") as to:
-            if head.fragment_bytes:
+        if head.fragment_bytes:
+            with self._connection("read") as to:
                 self._read_fragments(to, name, head, targets)
-            else:
-                self._read_value(to, name, head, targets)
+        else:
+            self._read_value(name, head, targets)
 
-    def _read_value(self, to: "_Connection", name: ChunkName, head: Head, targets: Sequence[memoryview | None]) -> None:
+    def _read_value(self, name: ChunkName, head: Head, targets: Sequence[memoryview | None]) -> None:
         expected = encode(head)
-        whole = to.scratch(len(expected) + head.payload_bytes)
-        try:
-            count = to.client.get(self._key(name), buffer=whole)
-        except glide.RequestError as problem:
-            if "exceeds buffer" in str(problem):
-                raise Gone("remote-gone", "another write of it is there") from _without_frames(problem)
-            raise
-        if _number(count) != len(whole) or whole[: len(expected)] != expected:
+        whole = self._scratch.room(len(expected) + head.payload_bytes)
+        with self._connection("read") as to:
+            try:
+                count = _number(to.client.get(self._key(name), buffer=whole))
+            except glide.RequestError as problem:
+                if "exceeds buffer" in str(problem):
+                    raise Gone("remote-gone", "another write of it is there") from _without_frames(problem)
+                raise
+        if count != len(whole) or whole[: len(expected)] != expected:
             raise Gone("remote-gone", "is not there any more, or another write of it is")
         starts = accumulate((shard.payload_bytes for shard in head.shards), initial=len(expected))
         for target, start in zip(targets, starts, strict=False):
@@ -252,30 +258,42 @@ class ValkeyStore:
                 raise Gone("remote-gone", "a fragment is not there any more")
 
     def write(self, name: ChunkName, head: Head, sources: Sequence[memoryview]) -> bool:
-        with self._connection("bulk") as to:
-            if not head.fragment_bytes:
-                return self._set_new(to, self._key(name), self._gather(to, head, sources))
-            if head.payload_bytes > ASKED_FIRST_BYTES and to.client.exists([self._key(name)]):
-                return False
-            lives = ExpirySet(ExpiryType.SEC, self._settings.ttl_s + FRAGMENTS_OUTLIVE_S)
-            written: list[TEncodable] = []
-            try:
-                for fragment in fragments_of(head):
-                    key = self._fragment_key(name, head, fragment)
-                    written.append(key)
-                    to.client.set(
-                        key, sources[fragment.shard][fragment.offset : fragment.offset + fragment.bytes], expiry=lives
-                    )
-            except GlideError:
-                with suppress(GlideError):
-                    to.client.unlink(written)
-                raise
-            # If this fails, it may have happened all the same. Fragments without a head expire; a head without them is
-            # found out.
-            is_first = self._set_new(to, self._key(name), encode(head))
+        key = self._key(name)
+        if not head.fragment_bytes:
+            value = self._gather(head, sources)
+            with self._connection("write") as to:
+                return self._set_new(to, key, value)
+        if head.payload_bytes > ASKED_FIRST_BYTES:
+            with self._connection("commit") as to:
+                if to.client.exists([key]):
+                    return False
+        with self._connection("write") as to:
+            written = self._write_fragments(to, name, head, sources)
+        # If this fails, it may have happened all the same. Fragments without a head expire; a head without them is
+        # found out.
+        with self._connection("commit") as to:
+            is_first = self._set_new(to, key, encode(head))
             if not is_first:
                 to.client.unlink(written)
             return is_first
+
+    def _write_fragments(
+        self, to: "_Connection", name: ChunkName, head: Head, sources: Sequence[memoryview]
+    ) -> list[TEncodable]:
+        """Writes all fragments, or none that stays. Returns their keys."""
+        lives = ExpirySet(ExpiryType.SEC, self._settings.ttl_s + FRAGMENTS_OUTLIVE_S)
+        written: list[TEncodable] = []
+        try:
+            for fragment in fragments_of(head):
+                payload = sources[fragment.shard][fragment.offset : fragment.offset + fragment.bytes]
+                written.append(self._fragment_key(name, head, fragment))
+                to.client.set(written[-1], payload, expiry=lives)
+        except GlideError as problem:
+            if not isinstance(problem, glide.TimeoutError):  # it would take another deadline, and fragments expire
+                with suppress(GlideError):
+                    to.client.unlink(written)
+            raise
+        return written
 
     def touch(self, name: ChunkName, head: Head) -> None:
         with self._connection("probe") as to:
@@ -471,8 +489,8 @@ class ValkeyStore:
             batch.expire(key, self._settings.ttl_s + FRAGMENTS_OUTLIVE_S)
         return 1 + len(fragments)
 
-    def _gather(self, to: "_Connection", head: Head, sources: Sequence[memoryview]) -> memoryview:
-        whole = to.scratch(len(encode(head)) + head.payload_bytes)
+    def _gather(self, head: Head, sources: Sequence[memoryview]) -> memoryview:
+        whole = self._scratch.room(len(encode(head)) + head.payload_bytes)
         at = 0
         for piece in (memoryview(encode(head)), *sources):
             whole[at : at + len(piece)] = piece
@@ -493,7 +511,6 @@ class _Connection:
         self.late_in_a_row = 0
         self.is_usable = True
         self._secret = secret
-        self._scratch = memoryview(b"")
 
     def note_failure(self, problem: GlideError) -> None:
         """Gives the client up if it is closed or out of step, or if the connection may hang and not the server."""
@@ -504,25 +521,44 @@ class _Connection:
     def scrub(self, text: str) -> str:
         return text if self._secret is None else self._secret.scrub(text)
 
-    def scratch(self, count: int) -> memoryview:
-        """Room for a value. Its pages are kept: new ones cost more than copying into them."""
-        if len(self._scratch) < count:
-            self._scratch = memoryview(bytearray(max(count, HEAD_BYTES_MAX + SCRATCH_BYTES)))
-        return self._scratch[:count]
-
     def use_password(self, secret: Secret) -> None:
         if secret != self._secret:
             self._secret = secret
             self.client.update_connection_password(secret.reveal(), immediate_auth=True)
 
 
+class _Scratch(threading.local):
+    """Each thread's room for a value. It is not a connection's, so a thread copies while another has the connection."""
+
+    def __init__(self) -> None:
+        self._kept = memoryview(b"")
+
+    def room(self, count: int) -> memoryview:
+        """Its pages are kept: new ones cost more than copying into them."""
+        if len(self._kept) < count:
+            self._kept = memoryview(bytearray(max(count, HEAD_BYTES_MAX + SCRATCH_BYTES)))
+        return self._kept[:count]
+
+
 class _Lane:
     """Connections of one kind, each made when it is first needed."""
 
-    def __init__(self, settings: Settings, password: CurrentSecret | None, deadline_s: float, connections: int) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        password: CurrentSecret | None,
+        deadline_s: float,
+        connections: int,
+        *,
+        waits_s: float | None,
+    ) -> None:
+        """deadline_s: of a call. waits_s: how long a connection is waited for; None: until one is free.
+
+        Calls end by their deadlines, and a chunk needs several. Whoever waits for its end learns nothing of a node."""
         self._settings = settings
         self._password = password
         self._deadline_s = deadline_s
+        self._waits_s = waits_s
         self._is_closed = False
         self._free: queue.LifoQueue[_Connection | None] = queue.LifoQueue()
         """None is a connection that is still to be made."""
@@ -532,11 +568,11 @@ class _Lane:
 
     @contextmanager
     def borrowed(self) -> Iterator[_Connection]:
-        """Raises StoreError: within the deadline no connection is free, or none can be made."""
+        """Raises StoreError: no connection is free in time, or none can be made."""
         try:
-            connection = self._free.get(timeout=self._deadline_s)
+            connection = self._free.get(timeout=self._waits_s)
         except queue.Empty:
-            raise StoreError("remote-slow", f"no connection was free within {self._deadline_s} s") from None
+            raise StoreError("remote-slow", f"no connection was free within {self._waits_s} s") from None
         try:
             if self._is_closed:
                 raise StoreError("remote-down", "closed")

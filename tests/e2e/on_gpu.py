@@ -10,7 +10,8 @@
                                                     # third round find all earlier tokens in the server
     python -m tests.e2e.on_gpu --replicas llama-long experts    # two GPUs, data parallel: a replica finds what the
                                                     # other stored. experts: also with expert parallel
-    python -m tests.e2e.on_gpu --sleep              # the driver gets the memory back, and a prompt is found after it
+    python -m tests.e2e.on_gpu --sleep --device portable    # the driver gets the memory back, and a prompt is found
+                                                    # after it
     --device portable: all bytes go through torch and the host. A second engine, which shares its memory, must find what
     the first stored. With --ttft it is an arm of its own: --arms kvserver portable
     --graphs: vLLM's usual mode, with compiled code and CUDA graphs. Otherwise eager, which starts sooner.

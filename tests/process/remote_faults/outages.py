@@ -30,6 +30,8 @@ PATIENCE_S = 0.3
 SLACK_S = 0.2
 """For this machine, which runs two servers, two engines and a store on few cores."""
 BACK_WITHIN_S = 5.0
+DRAINED_WITHIN_S = 120.0
+"""For the writes that wait after an outage: thousands of chunks, and one process serves all files of a directory."""
 KEPT = 40
 """Prompts whose chunks fit into each arena."""
 
@@ -106,7 +108,7 @@ class Fleet:
         self._brought(away[0])
         until("writes to go on", lambda: self._first.store(self._new()).chunks and self._puts_done() > done)
         self.back_s.append(time.monotonic() - began_s)
-        self._brought(self._written())  # behind what was stored meanwhile
+        self._brought(self._written(), within_s=DRAINED_WITHIN_S)  # behind what was stored meanwhile
         assert brains == [server.brain_pid() for server in self._servers], "a brain was started again"
         assert self.back_s[-1] <= BACK_WITHIN_S, f"served again after {self.back_s[-1]:.1f} s"
 
@@ -160,9 +162,9 @@ class Fleet:
         """The first engine uses it, so that it is offered again if the store did not take it."""
         return self._first.retrieve(wanted) == wanted.chunks
 
-    def _brought(self, wanted: Prompt) -> Prompt:
+    def _brought(self, wanted: Prompt, within_s: float = 20.0) -> Prompt:
         """The second engine has it, from the store."""
-        until("it to come", lambda: self._is_offered(wanted) and self._second.lookup(wanted).chunks == CHUNKS)
+        until("it to come", lambda: self._is_offered(wanted) and self._second.lookup(wanted).chunks == CHUNKS, within_s)
         assert self._second.retrieve(wanted) == CHUNKS
         return wanted
 

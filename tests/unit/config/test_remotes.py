@@ -93,7 +93,7 @@ def test_without_stores_there_is_none() -> None:
         ("a=valkey://x?size=3", "unknown key 'size'; keys are url, write, "),
         ("a=valkey://x?ttl_s=7&ttl_s=8", "ttl_s='7' must be a whole number in [60, "),
         ("a=valkey://x?ttl_s=77&ttl_s=88", "names ttl_s twice"),
-        ("a=valkey://x?threads=1", "threads='1' must be a whole number in [2, 64]"),
+        ("a=valkey://x?threads=0", "threads='0' must be a whole number in [1, 64]"),
         ("a=valkey://x?write", "is no URL: "),
         ("a=valkey://x/3", "has a path '/3'"),
         ("a=valkey://x:0", "'x:0' is no address"),
