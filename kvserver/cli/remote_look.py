@@ -1,4 +1,4 @@
-"""`kvserver remote inspect` and `clear` without a server: what a remote store has, asked from the store itself.
+"""`kvserver remote inspect`, `clear` and `sweep` without a server: what a store has, asked from the store itself.
 
 Looking changes nothing there and counts as no use. Lists are bounded, because a store may have many millions of names.
 """
@@ -87,6 +87,63 @@ def clear(store: Store, remote: Remote, namespaces: Sequence[bytes]) -> int:
         document = known.document if known is not None else b""
         store.replace_note(name, namespace_note.encode(NamespaceNote(secrets.randbits(64), document)))
     return len(namespaces)
+
+
+class Sweep(NamedTuple):
+    """What a sweep has removed, or would remove."""
+
+    content: Content
+    ended: str
+    """Why it ended early; empty if it did not."""
+
+
+def sweep(
+    store: Store,
+    remote: Remote,
+    namespaces: Sequence[bytes],
+    *,
+    bounds: Bounds,
+    values_per_s: float,
+    only_looks: bool,
+    unused_since_s: float | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Sweep:
+    """Removes what namespaces have of epochs that no server finds any more, and what was not used since a time.
+
+    Raises ConfigError if the store does not tell that, or StoreError; what came before it is removed then.
+
+    The note is read again before each removal, and removals are slow on purpose: servers use the store meanwhile.
+    A namespace without a note is left alone, for a server may be about to write one."""
+    content = Content()
+    due_s = time.monotonic() + bounds.within_s
+    for digest in namespaces:
+        name = NamespaceName(remote.tenant, digest)
+        for some in store.values(name):
+            note = namespace_note.decode(store.notes([name])[0])
+            if note is None:
+                break
+            old = [value for value in some if value.epoch != note.epoch or _is_unused(value, unused_since_s)]
+            old = old[: bounds.names - content.values]
+            if old and not only_looks:
+                store.drop_listed(name, old)
+                sleep(len(old) / values_per_s)
+            for value in old:
+                content.add(value)
+            if content.values >= bounds.names:
+                return Sweep(content, f"after {bounds.names:,} names (--limit)")
+            if time.monotonic() > due_s:
+                return Sweep(content, f"after {bounds.within_s:g} s (--within)")
+    return Sweep(content, "")
+
+
+def _is_unused(value: Listed, since_s: float | None) -> bool:
+    if since_s is None:
+        return False
+    if value.used_s is None:
+        raise ConfigError(
+            "option", "--older-than: this store does not tell when a chunk was used; it drops old ones itself"
+        )
+    return value.used_s < since_s
 
 
 class Look:

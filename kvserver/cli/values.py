@@ -13,13 +13,13 @@ from kvserver.wire.messages import KEY_BYTES
 TOKEN_MAX = (1 << 32) - 1
 
 
-def seconds(name: str, *, least: float, most: float) -> Callable[[object], float]:
+def seconds(name: str, *, least: float, most: float, unit: str = "seconds") -> Callable[[object], float]:
     """A typer parser of a time."""
 
     def parse(text: object) -> float:
         value = _number(str(text))
         if value is None or not least <= value <= most:
-            raise ConfigError("option", f"{name}={text} must be seconds from {least:g} to {most:.10g}")
+            raise ConfigError("option", f"{name}={text} must be {unit} from {least:g} to {most:.10g}")
         return value
 
     return parse

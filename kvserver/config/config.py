@@ -188,8 +188,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     remotes: Annotated[
         str,
         'A store that several servers share. "NAME=URL?key=value&key=value", for example '
-        '"fleet=valkey://10.0.0.7?password_file=/etc/kvserver/valkey" or "fleet=file:///mnt/kv?write=through". In a '
-        "file a table [remotes.NAME] with url and the keys (docs/remote.md). Empty: none.",
+        '"fleet=valkey://10.0.0.7?password_file=/etc/kvserver/valkey" or "fleet=s3://BUCKET/PREFIX?write=through". In '
+        "a file a table [remotes.NAME] with url and the keys (docs/remote.md). Empty: none.",
     ] = ""
     recompute_tokens_per_s: Annotated[
         int,

@@ -3,6 +3,7 @@
 Passwords are named by file or by environment variable, never written here.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, get_args
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
@@ -10,12 +11,22 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 from kvserver.errors import ConfigError
 from kvserver.units import MIB, TIB, parse_bytes
 
-Scheme = Literal["valkey", "valkeys", "redis", "rediss", "file"]
+Scheme = Literal["valkey", "valkeys", "redis", "rediss", "file", "s3", "gs", "az", "plugin"]
 Write = Literal["reuse", "through", "never"]
 NAME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_")
-NAME_CHARS_MAX, TENANT_CHARS_MAX = 32, 64
+NAME_CHARS_MAX, TENANT_CHARS_MAX, PREFIX_CHARS_MAX = 32, 64, 256
 PORT = 6379
 ADDRESSES_MAX = 64
+VALKEYS = ("valkey", "valkeys", "redis", "rediss")
+BUCKETS = ("s3", "gs", "az")
+BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,221}[a-z0-9]")
+PLUGIN = re.compile(r"([A-Za-z_]\w*)(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+OWN_KEY = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+OWN_SECRET = re.compile(r"password|secret|token|credential|_key$")
+OWN_KEYS_MAX, OWN_VALUE_CHARS_MAX = 32, 1024
+"""Options of a plug-in."""
+PIECE = re.compile(r"[A-Za-z0-9_=.-]*[A-Za-z0-9_=-][A-Za-z0-9_=.-]*")
+"""A piece of a prefix: no client and no store writes it in another way."""
 NOT_BUILT = {"evict": 'write="evict" is not built: expected reuse, through or never'}
 
 
@@ -34,8 +45,12 @@ class Remote(NamedTuple):
     username: str = ""
     password_file: str = ""
     password_env: str = ""
+    endpoint: str = ""
+    """URL of an object store that is not the cloud's own."""
+    region: str = ""
+    """Of a bucket in S3; empty: as the environment says, or us-east-1."""
     ca_file: str = ""
-    """Certificates that a Valkey's must come from; empty: those of the machine."""
+    """Certificates that a Valkey's must come from; empty: those of the machine. To an object store they are added."""
     ttl_s: int = 86_400
     """A chunk that is not used for so long is dropped by a Valkey."""
     tokens_min: int = 1024
@@ -44,6 +59,8 @@ class Remote(NamedTuple):
     write_bytes_in_flight: int = 64 * MIB
     threads: int = 4
     """Connections that bring payloads, and as many that write them."""
+    own: tuple[tuple[str, str], ...] = ()
+    """Options that only a plug-in knows."""
 
     @property
     def scheme(self) -> Scheme:
@@ -60,9 +77,25 @@ class Remote(NamedTuple):
         return unquote(urlsplit(self.url).path) if self.scheme == "file" else ""
 
     @property
+    def bucket(self) -> str:
+        """The bucket or container of an object store; empty for other stores."""
+        return urlsplit(self.url).netloc if self.scheme in BUCKETS else ""
+
+    @property
+    def bucket_prefix(self) -> str:
+        """The beginning of all names in a bucket, without "/" at either end."""
+        return urlsplit(self.url).path.strip("/") if self.scheme in BUCKETS else ""
+
+    @property
+    def plugin(self) -> str:
+        """Module and class of a plug-in, as package.module:Class; empty for other stores."""
+        return urlsplit(self.url).netloc if self.scheme == "plugin" else ""
+
+    @property
     def addresses(self) -> tuple[tuple[str, int], ...]:
-        """Host and port of each node that is named; empty for a directory."""
-        return () if self.scheme == "file" else tuple(map(_address, urlsplit(self.url).netloc.split(",")))
+        """Host and port of each node of a Valkey; empty for other stores."""
+        is_valkey = self.scheme in VALKEYS
+        return tuple(map(_address, urlsplit(self.url).netloc.split(","))) if is_valkey else ()
 
 
 LIMITS = {
@@ -73,7 +106,29 @@ LIMITS = {
     "threads": (1, 64),
 }
 CHOICES: dict[str, tuple[str, ...]] = {"write": get_args(Write), "cluster": ("yes", "no")}
-OPTIONS = tuple(name for name in Remote._fields if name not in ("name", "url"))
+OPTIONS = tuple(name for name in Remote._fields if name not in ("name", "url", "own"))
+_KINDS = {
+    **dict.fromkeys(VALKEYS, "Valkey and Redis"),
+    "file": "a directory",
+    "s3": "S3",
+    "gs": "Google",
+    "az": "Azure",
+    "plugin": "a plug-in",
+}
+_ONLY_FOR = {
+    "prefix": VALKEYS,
+    "cluster": VALKEYS,
+    "ttl_s": VALKEYS,
+    "username": (*VALKEYS, "s3", "az"),
+    "password_file": (*VALKEYS, "s3", "az", "plugin"),
+    "password_env": (*VALKEYS, "s3", "az", "plugin"),
+    "ca_file": (*VALKEYS, *BUCKETS),
+    "endpoint": BUCKETS,
+    "region": ("s3",),
+}
+"""Options that not every store has -> schemes of those that have them."""
+_PLUGIN_OPTIONS = tuple(name for name in OPTIONS if "plugin" in _ONLY_FOR.get(name, ("plugin",)))
+"""Options of ours that a plug-in has. It gets all others itself."""
 
 
 def joined(table: Mapping[str, object]) -> str:
@@ -81,9 +136,10 @@ def joined(table: Mapping[str, object]) -> str:
     entries = []
     for name, options in table.items():
         if not isinstance(options, dict) or not isinstance(url := options.get("url"), str):
-            raise _wrong(name, 'expected a table with url = "valkey://HOST" or "file:///DIRECTORY"')
+            raise _wrong(name, 'expected a table with url = "valkey://HOST", "file:///DIRECTORY" or "s3://BUCKET"')
         given = {key: _text(value) for key, value in options.items() if key != "url"}
-        entries.append(f"{name}={url}" + (f"?{urlencode(given)}" if given else ""))
+        begin = "&" if "?" in url else "?"
+        entries.append(f"{name}={url}" + (f"{begin}{urlencode(given)}" if given else ""))
     return " ".join(entries)
 
 
@@ -107,7 +163,11 @@ def _remote(name: str, url: str) -> Remote:
     if parts.scheme not in get_args(Scheme):
         raise _wrong(name, f"scheme {parts.scheme!r} is unknown: expected one of {', '.join(get_args(Scheme))}")
     _check_place(name, parts)
-    remote = Remote(name, parts._replace(query="").geturl())._replace(**_options(name, given))
+    remote = Remote(name, parts._replace(query="").geturl())
+    if remote.plugin:
+        remote = remote._replace(own=_own(name, given))
+        given = [(key, text) for key, text in given if key in _PLUGIN_OPTIONS]
+    remote = remote._replace(**_options(name, given))
     if not remote.tenant or len(remote.tenant) > TENANT_CHARS_MAX or not NAME_CHARS.issuperset(remote.tenant):
         expected = f"1 to {TENANT_CHARS_MAX} characters of a-z, 0-9, - and _"
         raise _wrong(name, f"tenant={remote.tenant!r} must have {expected}")
@@ -116,8 +176,7 @@ def _remote(name: str, url: str) -> Remote:
     for file in (remote.password_file, remote.ca_file):
         if file and not file.startswith("/"):
             raise _wrong(name, f"{file!r} must be an absolute path")
-    if remote.directory and (foreign := _only_for_valkey(remote)):
-        raise _wrong(name, f"{foreign} is for Valkey and Redis, not for a directory")
+    _check_options(remote)
     return remote
 
 
@@ -130,6 +189,13 @@ def _check_place(name: str, parts: SplitResult) -> None:
         if parts.netloc or not parts.path.startswith("/") or parts.path == "/":
             raise _wrong(name, "expected file:///PATH, an absolute path")
         return
+    if parts.scheme == "plugin":
+        if not PLUGIN.fullmatch(parts.netloc) or parts.path not in ("", "/"):
+            raise _wrong(name, f"{parts.netloc + parts.path!r} is no plug-in: expected plugin://PACKAGE.MODULE:CLASS")
+        return
+    if parts.scheme in BUCKETS:
+        _check_bucket(name, parts)
+        return
     if parts.path not in ("", "/"):
         raise _wrong(name, f"has a path {parts.path!r}: expected HOST:PORT alone; database numbers are not used")
     nodes = parts.netloc.split(",")
@@ -139,6 +205,29 @@ def _check_place(name: str, parts: SplitResult) -> None:
         host, port = _address(node)
         if not host or not 1 <= port <= 65_535:
             raise _wrong(name, f"{node!r} is no address: expected HOST or HOST:PORT")
+
+
+def _check_bucket(name: str, parts: SplitResult) -> None:
+    if not BUCKET.fullmatch(parts.netloc):
+        raise _wrong(name, f"{parts.netloc!r} is no bucket: expected {parts.scheme}://BUCKET or .../BUCKET/PREFIX")
+    path = parts.path.strip("/")
+    if len(path) > PREFIX_CHARS_MAX or not all(PIECE.fullmatch(piece) for piece in path.split("/") if path):
+        expected = f"at most {PREFIX_CHARS_MAX} characters of A-Z, a-z, 0-9, -, _, = and . with / between them"
+        raise _wrong(name, f"prefix {path[:PREFIX_CHARS_MAX]!r} must have {expected}")
+
+
+def _own(name: str, given: list[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """What only a plug-in knows. Raises ConfigError, which never quotes a value."""
+    own = [(key, text) for key, text in given if key not in _PLUGIN_OPTIONS]
+    for key, text in own:
+        if OWN_SECRET.search(key):
+            raise _wrong(name, f"{key[:64]} is not taken literally: expected password_file or password_env")
+        if not OWN_KEY.fullmatch(key) or len(text) > OWN_VALUE_CHARS_MAX or not text.isprintable():
+            expected = f"a-z, 0-9, _ or -, and at most {OWN_VALUE_CHARS_MAX} characters that can be printed"
+            raise _wrong(name, f"option {key[:64]!r} of a plug-in: expected {expected}")
+    if len(own) > OWN_KEYS_MAX or len(dict(own)) < len(own):
+        raise _wrong(name, f"has {len(own)} options of a plug-in: expected {OWN_KEYS_MAX} different ones at most")
+    return tuple(own)
 
 
 def _options(name: str, given: list[tuple[str, str]]) -> dict[str, Any]:
@@ -170,10 +259,20 @@ def _value(name: str, key: str, text: str) -> object:
     return text
 
 
-def _only_for_valkey(remote: Remote) -> str:
-    """The first option that was given and that a directory does not have; empty if there is none."""
-    names = ("prefix", "cluster", "username", "password_file", "password_env", "ca_file", "ttl_s")
-    return next((name for name in names if getattr(remote, name) != Remote._field_defaults[name]), "")
+def _check_options(remote: Remote) -> None:
+    for option, schemes in _ONLY_FOR.items():
+        if remote.scheme not in schemes and getattr(remote, option) != Remote._field_defaults[option]:
+            kinds = ", ".join(dict.fromkeys(_KINDS[scheme] for scheme in schemes))
+            raise _wrong(remote.name, f"{option} is for {kinds}, not for {_KINDS[remote.scheme]}")
+    if remote.endpoint:
+        parts = urlsplit(remote.endpoint)
+        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query:
+            # It may have a password or a signature in it.
+            raise _wrong(remote.name, "endpoint must be http://HOST:PORT or https://HOST:PORT, and no more than a path")
+    has_password = bool(remote.password_file or remote.password_env)
+    if remote.bucket and has_password != bool(remote.username):
+        expected = "username, and password_file or password_env, or none of them"
+        raise _wrong(remote.name, f"expected {expected}: then credentials are found as usual in that cloud")
 
 
 def _address(node: str) -> tuple[str, int]:

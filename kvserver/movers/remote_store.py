@@ -1,32 +1,55 @@
 """Opens the store that the configuration names. Libraries of stores are imported here, when they are needed."""
 
 from importlib.util import find_spec
+from typing import NamedTuple
 
 from kvserver.config.remotes import Remote
 from kvserver.errors import ConfigError
 from kvserver.remote.directory import DirectoryStore
-from kvserver.remote.secrets import SecretSource
+from kvserver.remote.objects.driver import Driver
+from kvserver.remote.objects.plugin import PluggedIn
+from kvserver.remote.objects.store import ObjectStore
+from kvserver.remote.secrets import CurrentSecret, SecretSource
 from kvserver.remote.store import Store
 
-LIBRARY, EXTRA = "glide_sync", "valkey"
+
+class Library(NamedTuple):
+    """What a kind of store needs."""
+
+    module: str
+    extra: str
+    of: str
+
+
+VALKEY = Library("glide_sync", "valkey", "a Valkey")
+OBJECTS = Library("obstore", "object-stores", "an object store")
 
 
 def check(remote: Remote) -> None:
     """Raises ConfigError if a library is missing or the password cannot be read. Asks no store."""
-    if remote.addresses and find_spec(LIBRARY) is None:
+    needed = VALKEY if remote.addresses else OBJECTS if remote.bucket else None
+    if needed is not None and find_spec(needed.module) is None:
         raise ConfigError(
-            "remote-library", f"remotes.{remote.name}: a Valkey needs a library: install kvserver[{EXTRA}]"
+            "remote-library", f"remotes.{remote.name}: {needed.of} needs a library: install kvserver[{needed.extra}]"
+        )
+    if remote.plugin and find_spec(remote.plugin.partition(":")[0].partition(".")[0]) is None:
+        # Only the outermost package is looked for: anything below would run code of it here.
+        raise ConfigError(
+            "remote-library", f"remotes.{remote.name}: {remote.plugin} is not installed in this environment"
         )
     if (source := _password(remote)) is not None:
         source.read()
 
 
 def open_store(remote: Remote, *, only_looks: bool = False) -> Store:
-    """Opens a store. A Valkey is connected to with its first call; a directory must be there. Raises StoreError.
+    """Opens a store. A Valkey is connected to with its first call; a directory must be there, and an object store must
+    do what is needed. Raises StoreError.
 
     only_looks: the caller changes nothing there."""
     if remote.directory:
         return DirectoryStore(remote.directory, only_looks=only_looks)
+    if remote.bucket or remote.plugin:
+        return ObjectStore(open_driver(remote), node=remote.url, only_looks=only_looks)
     from kvserver.remote.valkey import Settings, ValkeyStore  # noqa: PLC0415 - the library is an extra
 
     settings = Settings(
@@ -41,6 +64,27 @@ def open_store(remote: Remote, *, only_looks: bool = False) -> Store:
         connections=remote.threads,
     )
     return ValkeyStore(settings)
+
+
+def open_driver(remote: Remote) -> Driver:
+    """The driver of an object store or a plug-in. Raises StoreError."""
+    source = _password(remote)
+    if remote.plugin:
+        password = CurrentSecret(source) if source is not None else None
+        return PluggedIn(remote.plugin, dict(remote.own), password)
+    from kvserver.remote.objects.clouds import CloudObjects, Place  # noqa: PLC0415 - the library is an extra
+
+    place = Place(
+        scheme=remote.scheme,  # type: ignore[arg-type]  # it has a bucket
+        bucket=remote.bucket,
+        prefix=remote.bucket_prefix,
+        endpoint=remote.endpoint,
+        region=remote.region,
+        username=remote.username,
+        password=source,
+        ca_file=remote.ca_file,
+    )
+    return CloudObjects(place)
 
 
 def _password(remote: Remote) -> SecretSource | None:

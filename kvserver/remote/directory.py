@@ -40,6 +40,8 @@ NOTE = "note"
 ANNOUNCED = "announced"
 """Folder of a namespace's announcements."""
 NOTE_BYTES_MAX = 1 << 16
+USE_TOLD_EVERY_S = 3600
+"""A file's time is set to that of its last use, give or take so much: each time costs a file system a write."""
 IOV_MAX = 1024
 LISTED_AT_A_TIME = 1000
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -87,7 +89,7 @@ class DirectoryStore:
             "directory",
             f"{free} % free",
             evicts=False,
-            warnings=("nothing removes old chunks: whoever owns the directory must do it",),
+            warnings=("nothing removes old chunks by itself: `kvserver remote sweep --older-than` does",),
         )
 
     def node_of(self, name: ChunkName) -> str:
@@ -95,7 +97,7 @@ class DirectoryStore:
 
     def heads(self, names: Sequence[ChunkName], shards: int) -> list[Head | StoreError | WrongValue | None]:
         due_s = time.monotonic() + self._probe_s
-        found = [self._head(name, head_bytes(shards), due_s) for name in names]
+        found = [self._head(name, head_bytes(shards), due_s, counts=True) for name in names]
         if None in found and (away := self._away()):
             return [away if head is None else head for head in found]
         return found
@@ -136,6 +138,10 @@ class DirectoryStore:
         with self._as_store_errors():
             self._path(name).unlink(missing_ok=True)
 
+    def drop_listed(self, of: NamespaceName, values: Sequence[Listed]) -> None:
+        for value in values:
+            self.drop(ChunkName(of, value.epoch, value.key, value.ranks), None)
+
     def notes(self, names: Sequence[NamespaceName]) -> list[bytes | None]:
         with self._as_store_errors():
             found = [self._note(name) for name in names]
@@ -169,7 +175,7 @@ class DirectoryStore:
             self._announcements_of(of).drop(epoch)
 
     def look(self, name: ChunkName) -> Head | None:
-        found = self._head(name, HEAD_BYTES_MAX, time.monotonic() + self._probe_s)
+        found = self._head(name, HEAD_BYTES_MAX, time.monotonic() + self._probe_s, counts=False)
         if found is None and (away := self._away()):
             raise away
         if isinstance(found, StoreError | WrongValue):
@@ -222,7 +228,8 @@ class DirectoryStore:
         key = digest_from_text(text)
         with self._as_store_errors(), suppress(FileNotFoundError):
             if key is not None and file.is_file(follow_symlinks=False):
-                yield Listed(epoch, key, ranks, "", file.stat(follow_symlinks=False).st_size)
+                found = file.stat(follow_symlinks=False)
+                yield Listed(epoch, key, ranks, "", found.st_size, found.st_mtime)
 
     def _path(self, name: ChunkName) -> Path:
         key = text_of(name.key)
@@ -237,16 +244,22 @@ class DirectoryStore:
     def _note_path(self, name: NamespaceName) -> Path:
         return self._root.joinpath(*name.pieces(), NOTE)
 
-    def _head(self, name: ChunkName, most_bytes: int, due_s: float) -> Head | StoreError | WrongValue | None:
+    def _head(
+        self, name: ChunkName, most_bytes: int, due_s: float, *, counts: bool
+    ) -> Head | StoreError | WrongValue | None:
+        """counts: as use, which a file's time tells."""
         if time.monotonic() > due_s:
             return StoreError("remote-slow", f"the heads took longer than {self._probe_s} s")
         try:
             with self._as_store_errors(), self._opened(self._path(name)) as descriptor:
                 head = decode_of(name, os.pread(descriptor, most_bytes, 0))
                 whole_bytes = len(encode(head)) + head.payload_bytes
-                found_bytes = os.fstat(descriptor).st_size
-                if found_bytes != whole_bytes:
-                    raise WrongValue("short", f"has {found_bytes} bytes; expected {whole_bytes}")
+                state = os.fstat(descriptor)
+                if state.st_size != whole_bytes:
+                    raise WrongValue("short", f"has {state.st_size} bytes; expected {whole_bytes}")
+                if counts and time.time() - state.st_mtime > USE_TOLD_EVERY_S:
+                    with suppress(OSError):  # a mount for reading
+                        os.utime(descriptor)
                 return head
         except StoreError as problem:
             return None if isinstance(problem.__cause__, FileNotFoundError) else problem

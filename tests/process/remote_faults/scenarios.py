@@ -8,10 +8,14 @@ from pathlib import Path
 from glide_sync import GlideClient, GlideClientConfiguration, NodeAddress
 
 from kvserver.remote.directory import UNFINISHED, DirectoryStore
+from kvserver.remote.objects.clouds import CloudObjects
+from kvserver.remote.objects.driver import Start
+from kvserver.remote.objects.store import Waits
 from kvserver.remote.valkey import Settings, ValkeyStore
 from tests.process.campaign import counted
 from tests.process.remote_faults.life import Life
 from tests.rigs.fault_proxy import FaultProxy
+from tests.rigs.s3_server import S3Server, cloud_objects, s3_store
 from tests.rigs.valkey_server import ValkeyServer
 
 DEADLINES = {"probe_s": 0.25, "bulk_s": 0.25, "note_s": 0.25, "connect_s": 0.25}
@@ -31,6 +35,63 @@ def run_proxy(faults: int, seed: int, chance: float = 0.04) -> str:
             assert turns < TURNS_A_FAULT * faults
         store.close()
         return counted({**proxy.faults, **life.seen})
+
+
+def run_s3_proxy(faults: int, seed: int, chance: float = 0.04) -> str:
+    """An S3 server behind a proxy that damages the stream."""
+    with S3Server() as server, FaultProxy(server.port, seed, 0) as proxy:
+        life = Life(seed)
+        waits = Waits(probe_s=0.25, bulk_s=0.25, note_s=0.25, announced_every_s=0)
+        store = s3_store(server, f"seed{seed}", port=proxy.port, waits=waits, only_looks=True)
+        proxy.chance = chance
+        turns = 0
+        while proxy.faults.total() < faults:
+            life.turn(store)
+            turns += 1
+            assert turns < TURNS_A_FAULT * faults
+        store.close()
+        return counted({**proxy.faults, **life.seen})
+
+
+def run_objects(faults: int, seed: int) -> str:
+    """An S3 server whose objects somebody changes: flipped, cut, longer, zeroed, swapped, older, removed."""
+    with S3Server() as server:
+        life = Life(seed)
+        dice = random.Random(seed)
+        store = s3_store(server, f"seed{seed}")
+        vandal = cloud_objects(server, f"seed{seed}")
+        older: dict[str, bytes] = {}
+        done: Counter[str] = Counter()
+        turns = 0
+        while done.total() < faults:
+            life.turn(store)
+            turns += 1
+            assert turns < TURNS_A_FAULT * faults
+            names = sorted(one.name for some in vandal.listed("kv1/", within_s=30) for one in some)
+            if turns % 4 or not names:
+                continue
+            name, other = dice.choice(names), dice.choice(names)
+            value = _whole(vandal, name)
+            kind = dice.choice(("flip", "cut", "longer", "zeros", "swap", "older", "gone"))
+            if kind == "gone":
+                vandal.remove([name], within_s=30)
+            elif kind == "swap":
+                vandal.replace(name, _whole(vandal, other), within_s=30)
+                vandal.replace(other, value, within_s=30)
+            else:
+                spoilt = older.get(name, value) if kind == "older" else damaged(dice, kind, value)
+                vandal.replace(name, spoilt, within_s=30)
+            older.setdefault(name, value)
+            done[kind] += 1
+        vandal.close()
+        store.close()
+        return counted({**done, **life.seen})
+
+
+def _whole(objects: CloudObjects, name: str) -> bytes:
+    (start,) = objects.starts([name], 1 << 30, within_s=30)
+    assert isinstance(start, Start), start
+    return bytes(start.beginning)
 
 
 def run_values(faults: int, seed: int) -> str:

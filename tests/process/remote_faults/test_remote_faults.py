@@ -4,7 +4,7 @@ import pytest
 
 from kvserver.movers import remote_checks
 from tests.process.remote_faults.clears import run_clears
-from tests.process.remote_faults.scenarios import run_files, run_proxy, run_values
+from tests.process.remote_faults.scenarios import run_files, run_objects, run_proxy, run_s3_proxy, run_values
 
 
 def test_no_byte_of_a_damaged_value_is_delivered() -> None:
@@ -17,6 +17,14 @@ def test_no_byte_of_a_damaged_file_is_delivered() -> None:
 
 def test_no_byte_of_a_damaged_stream_is_delivered() -> None:
     assert "right" in run_proxy(60, seed=3)
+
+
+def test_no_byte_of_a_damaged_object_is_delivered() -> None:
+    assert "right" in run_objects(40, seed=3)
+
+
+def test_no_byte_of_a_damaged_answer_of_s3_is_delivered() -> None:
+    assert "right" in run_s3_proxy(30, seed=3)
 
 
 def test_nothing_of_a_cleared_namespace_comes_to_a_server_that_cannot_read_its_note() -> None:

@@ -1,6 +1,8 @@
 """`kvserver remote` on a directory, and without a server. tests/process/remote has real servers and a real Valkey."""
 
 import json
+import os
+import time
 from pathlib import Path
 
 import msgspec
@@ -207,6 +209,24 @@ def test_probe_makes_a_round_trip_and_leaves_nothing(tmp_path: Path) -> None:
     assert [path for path in store.rglob("*") if path.is_file()] == []
 
 
+# ---------------------------------------------------------------- contract
+
+
+def test_contract_tests_a_plug_in_and_names_what_it_does_not_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).resolve().parents[3] / "examples" / "stores")
+    flags = ("--remotes", f"mine=plugin://sqlite_store:SqliteStore?path={tmp_path}/objects.db")
+    lines = ran("contract", *flags).splitlines()
+    assert len(lines) >= 16
+    assert {line[:4] for line in lines} == {"ok  "}
+    said = ran("contract", "--remotes", "mine=plugin://tests.rigs.bad_plugins:OtherBytes", status=1)
+    assert "FAIL  pieces are read from their offsets: read from 168: expected the bytes at their offset\n" in said
+    assert "ok    a second creation is told so and changes nothing\n" in said
+    with pytest.raises(ConfigError, match="is no object store and no plug-in"):
+        ran("contract", "--remotes", f"mine=file://{tmp_path}")
+
+
 # ---------------------------------------------------------------- clear
 
 
@@ -254,6 +274,95 @@ def test_clear_asks_on_a_terminal_and_takes_no_for_an_answer(scene: Scene, monke
     monkeypatch.setattr(remote.typer, "confirm", answer)
     ran("clear", NAMESPACE.namespace.hex(), *scene.flags)
     assert asked == ["Forget this namespace in fleet?"]
+
+
+# ---------------------------------------------------------------- sweep
+
+
+def test_sweep_removes_what_was_cleared_and_nothing_that_a_server_may_find(scene: Scene) -> None:
+    noteless = NAMESPACE._replace(namespace=bytes(32))
+    alone = summed(name_of(4, of=noteless), (3,))
+    scene.store.write(name_of(4, of=noteless), alone, payloads_of(alone))
+    said = f"of 1 epochs: 2 chunks, 2 values, {bytes_of(scene.stale):,} bytes\n"
+    assert ran("sweep", "--dry-run", *scene.flags) == f"found {said}"
+    with pytest.raises(ConfigError, match="expected --yes"):
+        ran("sweep", *scene.flags)
+    assert ran("sweep", "--yes", *scene.flags) == f"removed {said}"
+    assert ran("sweep", "--yes", *scene.flags) == "removed of 0 epochs: 0 chunks, 0 values, 0 bytes\n"
+    there = {value for name in (NAMESPACE, noteless) for some in scene.store.values(name) for value in some}
+    assert {value.key for value in there} == {name.key for name in scene.heads} | {name_of(4).key}
+    assert scene.epoch() == EPOCH
+
+
+def test_sweep_removes_what_was_not_used_for_so_many_days_if_it_is_asked_to(scene: Scene) -> None:
+    old, used = scene.file_of(2), scene.file_of(3)
+    for file, days in ((old, 8), (used, 6)):
+        os.utime(file, (time.time() - days * 86_400,) * 2)
+    said = ran("sweep", "--yes", "--older-than", "7", *scene.flags)
+    assert said.startswith("removed of 2 epochs: 3 chunks, 3 values, ")
+    assert not old.exists()
+    assert {value.key for some in scene.store.values(NAMESPACE) for value in some} == {
+        name_of(1).key,
+        name_of(3).key,
+    }
+    with pytest.raises(ConfigError, match="older-than=-1 must be days from 0 to 36500"):
+        ran("sweep", "--yes", "--older-than", "-1", *scene.flags)
+
+
+def test_a_store_that_does_not_tell_what_is_old_is_swept_of_nothing_that_counts(scene: Scene) -> None:
+    named = load(None, {"remotes": scene.flags[1]})[0].remote
+    assert named is not None
+    values = scene.store.values
+    scene.store.values = lambda of: ([one._replace(used_s=None) for one in some] for some in values(of))  # type: ignore[method-assign, assignment]
+    with pytest.raises(ConfigError, match="does not tell when a chunk was used"):
+        remote_look.sweep(
+            scene.store,
+            named,
+            [NAMESPACE.namespace],
+            bounds=remote_look.Bounds(1000, 60.0),
+            values_per_s=1e9,
+            only_looks=False,
+            unused_since_s=time.time() - 1,
+        )
+    assert all(scene.store.look(name) is not None for name in scene.heads)
+
+
+def test_sweep_ends_at_its_bounds_and_takes_its_time(scene: Scene) -> None:
+    assert ran("sweep", "--yes", "--limit", "1", *scene.flags).startswith(
+        "ended after 1 names (--limit); removed of 1 epochs: 1 chunks, "
+    )
+    named = load(None, {"remotes": scene.flags[1]})[0].remote
+    assert named is not None
+    slept: list[float] = []
+    bounds = remote_look.Bounds(1000, -1.0)
+    options = {"bounds": bounds, "values_per_s": 4.0, "only_looks": False, "sleep": slept.append}
+    swept = remote_look.sweep(scene.store, named, [NAMESPACE.namespace], **options)
+    assert swept.ended == "after -1 s (--within)"
+    rest = [remote_look.sweep(scene.store, named, [NAMESPACE.namespace], **options) for _ in range(9)]
+    assert sum(one.content.values for one in (swept, *rest)) <= 1
+    assert sum(slept) <= 0.25
+
+
+def test_sweep_leaves_what_is_written_after_a_clear_that_comes_while_it_lists(scene: Scene) -> None:
+    """The note is read behind the list: what the list has of a later epoch belongs to the note that is read."""
+    named = load(None, {"remotes": scene.flags[1]})[0].remote
+    assert named is not None
+    values = scene.store.values
+    new = name_of(5, epoch=99)
+
+    def cleared_meanwhile(of: object) -> object:
+        for some in values(of):  # type: ignore[arg-type]
+            if scene.epoch() != 99:
+                scene.store.replace_note(NAMESPACE, namespace_note.encode(NamespaceNote(99, DOCUMENT)))
+                head = summed(new, (7,))
+                scene.store.write(new, head, payloads_of(head))
+            yield some
+
+    scene.store.values = cleared_meanwhile  # type: ignore[method-assign, assignment]
+    bounds = remote_look.Bounds(1000, 60.0)
+    remote_look.sweep(scene.store, named, [NAMESPACE.namespace], bounds=bounds, values_per_s=1e9, only_looks=False)
+    assert scene.store.look(new) is not None
+    assert all(scene.store.look(name) is None for name in scene.heads), "they were cleared"
 
 
 # ---------------------------------------------------------------- status

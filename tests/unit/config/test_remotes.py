@@ -1,6 +1,7 @@
 """Remote stores in the configuration: what is taken, from a flag and from a file, and what is refused in words."""
 
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 
@@ -50,6 +51,31 @@ def test_a_directory_has_a_path_and_no_address() -> None:
     assert remote.directory == "/mnt/kv cache"
 
 
+def test_a_bucket_has_a_prefix_and_no_address() -> None:
+    text = (
+        "a=s3://kv-cache.7/team_1/a=b/?endpoint=https%3A%2F%2Fs3.internal%3A9000&region=eu-1&username=id&password_env=K"
+    )
+    (remote,) = parse(text)
+    assert (remote.scheme, remote.bucket, remote.bucket_prefix) == ("s3", "kv-cache.7", "team_1/a=b")
+    assert (remote.endpoint, remote.region) == ("https://s3.internal:9000", "eu-1")
+    assert (remote.addresses, remote.directory) == ((), "")
+    assert [parse(f"a={url}")[0].bucket_prefix for url in ("gs://bucket", "az://container/x")] == ["", "x"]
+
+
+def test_a_plug_in_has_options_of_its_own_beside_ours(tmp_path: Path) -> None:
+    text = "a=plugin://some_package.module:Store?root=/x&endpoint=http://y&write=through&password_env=P"
+    (remote,) = parse(text)
+    assert (remote.scheme, remote.plugin) == ("plugin", "some_package.module:Store")
+    assert remote.url == "plugin://some_package.module:Store", "options are not shown"
+    assert remote.own == (("root", "/x"), ("endpoint", "http://y"))
+    assert (remote.write, remote.password_env, remote.endpoint) == ("through", "P", "")
+    file = tmp_path / "kvserver.toml"
+    file.write_text('[remotes.a]\nurl = "plugin://m:S?root=/x"\nwrite = "never"\ndepth = 7\n')
+    from_file = load(file, {})[0].remote
+    assert from_file is not None
+    assert (from_file.own, from_file.write) == ((("root", "/x"), ("depth", "7")), "never")
+
+
 def test_without_stores_there_is_none() -> None:
     assert Config().remote is None
 
@@ -77,6 +103,27 @@ def test_without_stores_there_is_none() -> None:
         ("a=file:///", "expected file:///PATH"),
         ("a=file:///mnt?cluster=yes", "cluster is for Valkey and Redis"),
         ("a=file:///mnt?ttl_s=77", "ttl_s is for Valkey and Redis"),
+        ("a=file:///mnt?endpoint=http://x", "endpoint is for S3, Google, Azure, not for a directory"),
+        ("a=valkey://x?region=eu", "region is for S3, not for Valkey and Redis"),
+        ("a=s3://bucket?prefix=x", "prefix is for Valkey and Redis, not for S3"),
+        ("a=s3://bucket?ttl_s=77", "ttl_s is for Valkey and Redis, not for S3"),
+        ("a=gs://bucket?username=x&password_env=X", "username is for Valkey and Redis, S3, Azure, not for Google"),
+        ("a=az://box?region=eu", "region is for S3, not for Azure"),
+        ("a=s3://", "'' is no bucket: expected s3://BUCKET"),
+        ("a=s3://Bucket", "'Bucket' is no bucket"),
+        ("a=s3://bucket/a/../b", "prefix 'a/../b' must have at most 256 characters"),
+        ("a=s3://bucket/a//b", "prefix 'a//b' must have"),
+        ("a=s3://bucket/%20", "prefix '%20' must have"),
+        ("a=s3://bucket?username=x", "expected username, and password_file or password_env, or none"),
+        ("a=az://box?password_env=X", "expected username, and password_file or password_env, or none"),
+        ("a=s3://bucket?endpoint=x:9000", "endpoint must be http://HOST:PORT"),
+        ("a=plugin://", "'' is no plug-in: expected plugin://PACKAGE.MODULE:CLASS"),
+        ("a=plugin://package", "'package' is no plug-in"),
+        ("a=plugin://package:Class/x", "'package:Class/x' is no plug-in"),
+        ("a=plugin://../x:Class", "is no plug-in"),
+        ("a=plugin://m:S?Root=x", "option 'Root' of a plug-in: expected a-z"),
+        ("a=plugin://m:S?x=1&x=2", "has 2 options of a plug-in: expected 32 different ones at most"),
+        ("a=plugin://m:S?write=often", "write='often' must be"),
         ("a=valkey://x?tenant=A", "tenant='A' must have 1 to 64 characters"),
         ("a=valkey://x?tenant=a:b", "tenant='a:b' must have 1 to 64 characters"),
         ("a=valkey://x?password_file=/a&password_env=B", "has password_file and password_env"),
@@ -91,13 +138,31 @@ def test_a_wrong_store_is_refused_in_words(text: str, why: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["a=valkey://:hunter2@x", "a=valkey://me:hunter2@x", "a=valkey://x?password=hunter2", "a=valkey://x?token=hunter2"],
+    [
+        "a=plugin://m:S?token=hunter2",
+        "a=plugin://m:S?account_key=hunter2",
+        "a=plugin://m:S?db-password=hunter2",
+        "a=s3://id:hunter2@bucket",
+        "a=s3://bucket?secret=hunter2",
+        "a=valkey://:hunter2@x",
+        "a=valkey://me:hunter2@x",
+        "a=valkey://x?password=hunter2",
+        "a=valkey://x?token=hunter2",
+    ],
 )
 def test_a_literal_password_is_refused_and_not_repeated(text: str) -> None:
     with pytest.raises(ConfigError) as refused:
         Config(remotes=text)
     assert "password_file or password_env" in refused.value.message
     assert "hunter2" not in str(refused.value)
+
+
+def test_a_signature_or_a_password_in_an_endpoint_is_not_repeated() -> None:
+    for endpoint in ("http://me:hunter2@x", "http://x/?sig=hunter2"):
+        with pytest.raises(ConfigError) as refused:
+            Config(remotes=f"a=az://box?{urlencode({'endpoint': endpoint})}")
+        assert "endpoint must be" in refused.value.message
+        assert "hunter2" not in str(refused.value)
 
 
 def test_a_table_without_a_url_is_refused(tmp_path: Path) -> None:

@@ -125,10 +125,13 @@ def test_the_image_takes_the_wheel_of_its_first_stage_and_no_compiler() -> None:
     building, running = stages(text("container/Containerfile"))
     assert next(of(building, "FROM")).endswith(" AS build")
     assert any("install" in line and "g++" in line for line in of(building, "RUN"))
-    assert any(re.search(r'pip wheel .*--wheel-dir /wheels "/source\[valkey\]"$', line) for line in of(building, "RUN"))
+    assert any(
+        re.search(r'pip wheel .*--wheel-dir /wheels "/source\[valkey,object-stores\]"$', line)
+        for line in of(building, "RUN")
+    )
     assert list(of(running, "COPY")) == ["--from=build /wheels /wheels"], "nothing of the sources"
     shell = " ".join(of(running, "RUN"))
-    assert re.search(r'pip install \S+ --no-index --find-links /wheels "kvserver\[valkey\]"', shell), (
+    assert re.search(r'pip install \S+ --no-index --find-links /wheels "kvserver\[valkey,object-stores\]"', shell), (
         "nothing is downloaded"
     )
     assert not re.search(r"\b(g\+\+|gcc|clang|cmake|ninja|build-essential)", shell)

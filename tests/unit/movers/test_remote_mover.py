@@ -13,6 +13,7 @@ import pytest
 from kvserver.config.remotes import Remote, parse
 from kvserver.errors import ConfigError
 from kvserver.ipc.fd_sockets import Receiver, pair, send
+from kvserver.movers import remote_store
 from kvserver.movers.remote_checks import digest_of
 from kvserver.movers.remote_engine import LISTENED_BYTES_MAX
 from kvserver.movers.remote_mover import HEADS_BYTES_MAX, LEFT_OUT, RemoteMover
@@ -45,7 +46,9 @@ from kvserver.wire.orders import (
 from kvserver.wire.orders import (
     encode as packed,
 )
+from tests.process.harness import until
 from tests.rigs.remote_chunks import EPOCH, NAMESPACE, head_of, name_of
+from tests.rigs.s3_server import S3Server
 from tests.rigs.valkey_server import ValkeyServer
 
 SIZES = (7, 4099, 1)
@@ -114,10 +117,19 @@ class Door:
         return [bytes(self.arena[slot : slot + size]) for slot, size in zip(slots, SIZES, strict=True)]
 
 
-@pytest.fixture(params=["directory", "valkey"])
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture(params=["directory", "valkey", "s3"])
 def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Remote]:
     if request.param == "directory":
         yield parse(f"a=file://{tmp_path}")[0]
+        return
+    if request.param == "s3":
+        yield parse(f"a={request.getfixturevalue('s3').url(tmp_path)}")[0]
         return
     with ValkeyServer() as server:
         yield parse(f"a=valkey://127.0.0.1:{server.port}?tenant=team-7")[0]
@@ -223,7 +235,14 @@ def test_what_one_mover_announces_another_hears_once_and_one_that_comes_later_he
     with Door(remote) as one, Door(remote) as other:
         assert heard(other) == (b"", [0])
         assert fault_of(one.order(AnnounceRemote(7, NAMESPACE.namespace, EPOCH, marks))) == ""
-        found, sizes = heard(other)
+        told: list[tuple[bytes, list[int]]] = []
+
+        def is_heard() -> bool:
+            told.append(heard(other))  # an object store is asked again after two seconds
+            return bool(told[-1][0])
+
+        until("the announcement to be heard", is_heard)
+        found, sizes = told[-1]
         assert found == marks
         assert max(sizes) <= LISTENED_BYTES_MAX
         assert heard(other)[0] == b""
@@ -285,10 +304,17 @@ def test_a_valkey_that_dies_is_left_alone_and_asked_again_by_itself(tmp_path: Pa
             told = door.next()
 
 
-def test_a_library_that_is_missing_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvserver.movers.remote_store.LIBRARY", "glide_that_is_not_there")
-    with pytest.raises(ConfigError, match=r"install kvserver\[valkey\]"):
-        check(parse("a=valkey://x")[0])
+@pytest.mark.parametrize(
+    ("url", "library", "extra"),
+    [("valkey://x", "VALKEY", "valkey"), ("s3://bucket", "OBJECTS", "object-stores")],
+)
+def test_a_library_that_is_missing_is_named_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, url: str, library: str, extra: str
+) -> None:
+    needed = getattr(remote_store, library)
+    monkeypatch.setattr(remote_store, library, needed._replace(module="library_that_is_not_there"))
+    with pytest.raises(ConfigError, match=rf"install kvserver\[{extra}\]"):
+        check(parse(f"a={url}")[0])
     check(parse("a=file:///mnt")[0])
 
 

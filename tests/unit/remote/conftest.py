@@ -1,13 +1,18 @@
-"""Stores for the tests of the contract: a directory, a Valkey, and a Valkey cluster of three masters."""
+"""Stores for the tests of the contract: a directory, a Valkey, a cluster of three masters, and object stores."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from obstore.store import MemoryStore
 
 from kvserver.remote.directory import DirectoryStore
+from kvserver.remote.objects.clouds import CloudObjects, Place
+from kvserver.remote.objects.store import ObjectStore
 from kvserver.remote.store import Store
 from kvserver.remote.valkey import Settings, ValkeyStore
+from tests.rigs.azure_server import AzureServer
+from tests.rigs.s3_server import UNHURRIED, S3Server, s3_store
 from tests.rigs.valkey_server import ValkeyCluster, ValkeyServer
 
 PATIENT = {"probe_s": 10.0, "bulk_s": 20.0, "note_s": 10.0, "connect_s": 10.0}
@@ -27,7 +32,25 @@ def cluster() -> Iterator[ValkeyCluster]:
         yield servers
 
 
-@pytest.fixture(params=["directory", "valkey", "cluster"])
+@pytest.fixture(scope="package")
+def s3() -> Iterator[S3Server]:
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture(scope="package")
+def azure() -> Iterator[AzureServer]:
+    with AzureServer() as server:
+        yield server
+
+
+@pytest.fixture
+def memory() -> object:
+    """What all stores of a test have in common, and nothing outside of it: one of the library's own stores."""
+    return MemoryStore()
+
+
+@pytest.fixture(params=["directory", "valkey", "cluster", "s3", "azure", "memory"])
 def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
     """Opens the same empty store again and again, as several servers do."""
     opened: list[Store] = []
@@ -49,6 +72,15 @@ def store(opener: Opener) -> Store:
 def _open(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     if request.param == "directory":
         return DirectoryStore(str(tmp_path), probe_s=10, bulk_s=20)
+    if request.param == "memory":
+        return ObjectStore(
+            CloudObjects(Place("s3", "memory"), stand_in=request.getfixturevalue("memory")), node="", waits=UNHURRIED
+        )
+    if request.param == "azure":
+        azure: AzureServer = request.getfixturevalue("azure")
+        return azure.store(tmp_path.name)
+    if request.param == "s3":
+        return s3_store(request.getfixturevalue("s3"), tmp_path.name)
     is_cluster = request.param == "cluster"
     if is_cluster:
         addresses = tuple(("127.0.0.1", server.port) for server in request.getfixturevalue("cluster").servers)

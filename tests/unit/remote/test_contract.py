@@ -2,6 +2,7 @@
 
 import random
 import threading
+import time
 
 import pytest
 
@@ -186,7 +187,7 @@ def test_many_threads_read_and_write_their_own_chunks(store: Store) -> None:
 
 def test_facts_name_the_kind_and_say_what_an_operator_should_change(store: Store) -> None:
     facts = store.facts()
-    assert facts.kind in ("directory", "valkey")
+    assert facts.kind in ("directory", "valkey", "s3", "az")
     assert facts.version
     # None of them is set up to make room by itself.
     assert not facts.evicts
@@ -219,6 +220,27 @@ def test_all_that_a_namespace_has_is_listed_with_its_bytes_and_nothing_of_anothe
     assert {(value.epoch, value.key, value.ranks) for value in found} == {(n.epoch, n.key, n.ranks) for n in names}
     assert len([value for value in found if not value.fragment]) == len(names)
     assert sum(value.bytes for value in found) == sum(len(encode(h)) + h.payload_bytes for h in heads.values())
+
+
+def test_a_list_tells_when_a_chunk_was_used_or_that_the_store_sees_to_it(store: Store) -> None:
+    name = name_of(1)
+    store.write(name, head_of(name), payloads_of(head_of(name)))
+    (told,) = listed(store)
+    assert told.used_s is None or abs(told.used_s - time.time()) < 3600
+    assert (told.used_s is None) == (store.facts().kind == "valkey")
+
+
+def test_values_that_were_listed_can_be_dropped_whatever_they_are_and_the_others_stay(opener: Opener) -> None:
+    store = opener()
+    old = [name_of(1, epoch=3), name_of(2, epoch=3, ranks="r0"), name_of(3, epoch=3)]
+    heads = {name: head_of(name, sizes=LARGE if name == old[0] else (1, 4099)) for name in (*old, name_of(1))}
+    for name, head in heads.items():
+        assert store.write(name, head, payloads_of(head))
+    values = listed(store)
+    store.drop_listed(NAMESPACE, [value for value in values if value.epoch == 3])
+    store.drop_listed(NAMESPACE, [])
+    assert listed(opener()) == {value for value in values if value.epoch != 3}
+    assert read_whole(store, 1, heads[name_of(1)]) == payloads_of(heads[name_of(1)])
 
 
 def test_namespaces_with_a_note_are_listed_for_their_tenant(store: Store) -> None:

@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -312,3 +313,20 @@ def test_on_a_slow_file_system_the_last_file_of_announcements_is_read_too(
         told, place = [*told, *unpack(found.batch)], found.cursor
     assert sorted(told) == [4 * number + 8 for number in range(5)]
     assert found.is_all
+
+
+def test_a_probe_counts_as_use_and_a_look_does_not(tmp_path: Path) -> None:
+    store = DirectoryStore(str(tmp_path))
+    head = head_of(name_of(1))
+    store.write(name_of(1), head, payloads_of(head))
+    (file,) = (path for path in tmp_path.rglob("*") if path.is_file())
+    old_s = time.time() - 7 * 86_400
+    os.utime(file, (old_s, old_s))
+    assert store.look(name_of(1)) == head
+    assert file.stat().st_mtime == pytest.approx(old_s, abs=1)
+    assert store.heads([name_of(1)], 3) == [head]
+    assert time.time() - file.stat().st_mtime < 3600
+    lately_s = time.time() - 60
+    os.utime(file, (lately_s, lately_s))
+    store.heads([name_of(1)], 3)
+    assert file.stat().st_mtime == pytest.approx(lately_s, abs=1), "that was told"

@@ -15,6 +15,7 @@ EXCEPT_EXCEPTION = {
     "kvserver/cli/main.py": 1,
     "kvserver/supervisor/supervisor.py": 1,
     "kvserver/movers/remote_engine.py": 1,
+    "kvserver/remote/objects/plugin.py": 1,
     "client/kvclient": 5,
 }
 """Outermost handlers that turn any failure into something else.

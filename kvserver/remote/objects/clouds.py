@@ -1,0 +1,324 @@
+"""S3 and what speaks it, Google and Azure, by the library obstore (`pip install kvserver[object-stores]`).
+
+The library tries no call again: its retries know no deadline of ours. It takes one only for a whole client, so there
+is a client for each. Without a name and a password it looks for credentials itself, in the environment, in files, and
+at the machine's own service. It loads no module of boto3, and so no profiles.
+"""
+
+import re
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
+from obstore.store import AzureStore, GCSStore, S3Store
+
+from kvserver.errors import ConfigError
+from kvserver.remote.objects.driver import Named, Start
+from kvserver.remote.secrets import CurrentSecret, Secret, SecretSource
+from kvserver.remote.store import Facts, Problem, StoreError
+
+STARTS_AT_A_TIME = 32
+"""Requests for beginnings that are under way at a time: there is none that asks for several objects."""
+GAP_BYTES_MAX = 1 << 20
+"""Bytes between two wanted pieces that are read too, instead of a second request."""
+STREAM_BYTES = 1 << 20
+LISTED_AT_A_TIME = 1000
+CLIENTS_MAX = 8
+"""Clients with different deadlines. There are three or four."""
+IDLE = "10s"
+"""A connection that was idle for so long is not used again: the other side may have closed it."""
+TEXT_CHARS_MAX = 300
+ERRORS = (BaseError, FileNotFoundError, ValueError, OSError)
+"""What the library raises."""
+SIGNATURE = re.compile(r"(?i)\b(sig|[\w-]*signature|[\w-]*token|[\w-]*credential)=[^&\s\"')]+")
+Scheme = Literal["s3", "gs", "az"]
+NO_PLACE = ("NoSuchBucket", "ContainerNotFound", "specified bucket does not exist", "ContainerBeingDeleted")
+"""Words in an answer that nothing is there, because the bucket itself is not."""
+OUTSIDE = ("416 Range Not Satisfiable", "StartTooLarge")
+"""Words in an answer that an object ends before the bytes that are wanted."""
+MEANINGS: dict[str, Problem] = {
+    "//169.254.": "remote-denied",  # no credentials were found, and the machine's own service gives none
+    "kind: Timeout": "remote-slow",
+    "TimedOut": "remote-slow",
+    "SlowDown": "remote-slow",
+    "ServerBusy": "remote-slow",
+    "OperationTimedOut": "remote-slow",
+    "429 Too Many": "remote-slow",
+    "503 Service": "remote-slow",
+    "507 Insufficient": "remote-full",
+    "QuotaExceeded": "remote-full",
+    "XMinioStorageFull": "remote-full",
+    "401 Unauthorized": "remote-denied",
+    "403 Forbidden": "remote-denied",
+    "MissingCredentials": "remote-denied",
+    "501 Not Implemented": "remote-refused",
+    "400 Bad Request": "remote-refused",
+    "301 Moved": "remote-refused",  # another region
+}
+"""Words in an error of the library, and what they mean; the first counts. What has none of them is "remote-down"."""
+
+
+class Outside(NamedTuple):
+    """An object is there, and ends before the bytes that are wanted."""
+
+
+class Place(NamedTuple):
+    """Where objects lie, and who asks for them."""
+
+    scheme: Scheme
+    bucket: str
+    prefix: str = ""
+    """The beginning of all names, without "/" at either end."""
+    endpoint: str = ""
+    """URL of a service that is not the cloud's own."""
+    region: str = ""
+    username: str = ""
+    """S3: id of an access key. Azure: name of the account."""
+    password: SecretSource | None = None
+    """S3: the secret access key. Azure: the account's key."""
+    ca_file: str = ""
+    """Certificates that count besides the machine's own."""
+    connect_s: float = 1.0
+
+
+class CloudObjects:
+    """A Driver of objects in a bucket or container (kvserver/remote/objects/driver.py)."""
+
+    def __init__(self, place: Place, *, stand_in: Any = None) -> None:
+        """stand_in: one of the library's own stores, such as one in memory. Raises StoreError for wrong settings."""
+        self._place = place
+        self._password = CurrentSecret(place.password) if place.password is not None else None
+        self._stand_in = stand_in
+        self._secret: Secret | None = None
+        self._clients: dict[float, Any] = {}
+        self._is_closed = False
+        self._opening = threading.Lock()
+        self._crew = ThreadPoolExecutor(STARTS_AT_A_TIME, thread_name_prefix="starts")
+        self._client(place.connect_s)
+
+    def facts(self) -> Facts:
+        place = self._place
+        where = place.endpoint or {"s3": "Amazon", "gs": "Google", "az": "Azure"}[place.scheme]
+        warning = "it makes no room by itself unless its bucket has a rule that removes old objects of kv1/"
+        return Facts(place.scheme, f"at {where}", evicts=None, warnings=(warning,))
+
+    def starts(self, names: Sequence[str], most_bytes: int, *, within_s: float) -> list[Start | StoreError | None]:
+        due_s = time.monotonic() + within_s
+        ask = partial(self._start, most_bytes=most_bytes, within_s=within_s, due_s=due_s)
+        try:
+            return [ask(names[0])] if len(names) == 1 else list(self._crew.map(ask, names))
+        except (RuntimeError, CancelledError):  # the crew was sent away meanwhile
+            raise StoreError("remote-down", "closed", node=self._node) from None
+
+    def _start(self, name: str, *, most_bytes: int, within_s: float, due_s: float) -> Start | StoreError | None:
+        if time.monotonic() > due_s:
+            return StoreError("remote-slow", f"the beginnings took longer than {within_s} s", node=self._node)
+        try:
+            with self._as_store_errors():
+                found = self._get(name, (0, most_bytes), within_s)
+                if isinstance(found, Outside):
+                    return Start(b"", 0)
+                return found and Start(memoryview(found.buffer()), found.meta["size"])
+        except StoreError as problem:
+            return problem.with_traceback(None)
+
+    def read(self, name: str, pieces: Sequence[tuple[int, memoryview]], *, within_s: float) -> bool:
+        due_s = time.monotonic() + within_s
+        tag: str | None = None
+        with self._as_store_errors():
+            for number, run in enumerate(_runs(pieces)):
+                if time.monotonic() > due_s:
+                    raise StoreError("remote-slow", f"a read took longer than {within_s} s", node=self._node)
+                if number and tag is None:
+                    raise StoreError(
+                        "remote-refused", "it tells no ETag, so two requests may see two writes", node=self._node
+                    )
+                end = run[-1][0] + len(run[-1][1])
+                found = self._get(name, (run[0][0], end), within_s, tag)
+                if found is None or isinstance(found, Outside) or found.range != (run[0][0], end):
+                    return False
+                tag = found.meta["e_tag"]
+                if not _filled(run, found.stream(min_chunk_size=STREAM_BYTES)):
+                    return False
+        return True
+
+    def create(self, name: str, pieces: Sequence[bytes | memoryview], *, within_s: float) -> bool:
+        with self._as_store_errors():
+            try:
+                obstore.put(self._client(within_s), name, list(pieces), mode="create", use_multipart=False)
+            except (AlreadyExistsError, PreconditionError):
+                return False
+        return True
+
+    def replace(self, name: str, value: bytes, *, within_s: float) -> None:
+        with self._as_store_errors():
+            obstore.put(self._client(within_s), name, value, use_multipart=False)
+
+    def touch(self, name: str, *, within_s: float) -> None:
+        """These stores drop by age alone."""
+
+    def remove(self, names: Sequence[str], *, within_s: float) -> None:
+        with self._as_store_errors():
+            try:
+                obstore.delete(self._client(within_s), list(names))
+            except FileNotFoundError as missing:
+                if _has_no_place(missing):
+                    raise
+                if len(names) > 1:  # which of them is not said, and the rest may be left
+                    for name in names:
+                        self.remove([name], within_s=within_s)
+
+    def listed(self, beginning: str, *, within_s: float) -> Iterator[list[Named]]:
+        with self._as_store_errors():
+            pages = obstore.list(self._client(within_s), beginning.rstrip("/"), chunk_size=LISTED_AT_A_TIME)
+            for page in pages:
+                yield [Named(one["path"], one["size"], one["last_modified"].timestamp()) for one in page]
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._crew.shutdown(wait=False, cancel_futures=True)
+
+    # ---------------------------------------------------------------- calls
+
+    @property
+    def _node(self) -> str:
+        return f"{self._place.scheme}://{self._place.bucket}"
+
+    def _get(self, name: str, span: tuple[int, int], within_s: float, tag: str | None = None) -> Any:
+        """An object's bytes, as they come; None if it is not there, or another one than the tag says.
+
+        Outside: it is there, and has no byte of the span."""
+        options: dict[str, Any] = {"range": span}
+        if tag is not None:
+            options["if_match"] = tag
+        try:
+            return obstore.get(self._client(within_s), name, options=options)  # type: ignore[arg-type]
+        except FileNotFoundError as missing:
+            if _has_no_place(missing):
+                raise
+            return None
+        except PreconditionError:
+            return None
+        except BaseError as problem:
+            if any(words in str(problem) for words in OUTSIDE):
+                return Outside()
+            raise
+
+    def _client(self, within_s: float) -> Any:
+        """A client whose calls end in that time, with the password as it is now."""
+        if self._is_closed:
+            raise StoreError("remote-down", "closed", node=self._node)
+        if self._stand_in is not None:
+            return self._stand_in
+        with self._opening:
+            try:
+                secret = self._password.current() if self._password is not None else None
+            except ConfigError as problem:
+                raise StoreError("remote-denied", problem.message, node=self._node) from problem
+            if secret != self._secret or len(self._clients) > CLIENTS_MAX:
+                self._secret = secret
+                self._clients.clear()
+            if within_s not in self._clients:
+                with self._as_store_errors(otherwise="remote-refused"):
+                    self._clients[within_s] = _opened(self._place, secret, within_s)
+            return self._clients[within_s]
+
+    @contextmanager
+    def _as_store_errors(self, *, otherwise: Problem = "remote-down") -> Iterator[None]:
+        """Errors of the library leave as StoreError, without secrets in them."""
+        try:
+            yield
+        except ERRORS as problem:
+            text = str(problem)
+            code = next((code for word, code in MEANINGS.items() if word in text), otherwise)
+            if _has_no_place(problem):
+                code = "remote-refused"
+            # Not `from problem`: the library's text may quote what it sent.
+            raise StoreError(code, self._readable(text), node=self._node) from None
+
+    def _readable(self, text: str) -> str:
+        """What a person needs of an error: without the library's own view of it, and without secrets."""
+        words = " ".join(text.partition("Debug source:")[0].split())
+        words = SIGNATURE.sub(r"\1=***", words)
+        words = self._secret.scrub(words) if self._secret is not None else words
+        return words if len(words) <= TEXT_CHARS_MAX else f"{words[:TEXT_CHARS_MAX]} …"
+
+
+def _opened(place: Place, secret: Secret | None, within_s: float) -> Any:
+    client: dict[str, Any] = {
+        "timeout": timedelta(seconds=within_s),
+        "connect_timeout": timedelta(seconds=min(place.connect_s, within_s)),
+        "pool_idle_timeout": IDLE,
+        "allow_http": place.endpoint.startswith("http://"),
+    }
+    if place.ca_file:
+        client["root_certificate"] = Path(place.ca_file).read_bytes()
+    common: dict[str, Any] = {
+        "prefix": place.prefix or None,
+        "client_options": client,
+        "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=within_s)},
+    }
+    given: dict[str, Any] = {}
+    match place.scheme:
+        case "s3":
+            named = {"endpoint": place.endpoint, "region": place.region, "access_key_id": place.username}
+            given = {key: value for key, value in named.items() if value}
+            if secret is not None:
+                given["secret_access_key"] = secret.reveal()
+            # TLS protects what is sent; without it the payload is signed, which costs three times the processor.
+            given["unsigned_payload"] = not client["allow_http"]
+            return S3Store(place.bucket, **common, **given)
+        case "gs":
+            if place.endpoint:
+                given["base_url"] = place.endpoint
+            return GCSStore(place.bucket, **common, **given)
+        case "az":
+            named = {"endpoint": place.endpoint, "account_name": place.username}
+            given = {key: value for key, value in named.items() if value}
+            if secret is not None:
+                given["account_key"] = secret.reveal()
+            return AzureStore(place.bucket, **common, **given)
+
+
+def _has_no_place(problem: Exception) -> bool:
+    text = str(problem)
+    return any(word in text for word in NO_PLACE)
+
+
+def _runs(pieces: Sequence[tuple[int, memoryview]]) -> list[list[tuple[int, memoryview]]]:
+    """Pieces in groups that one request reads: little lies between them."""
+    runs: list[list[tuple[int, memoryview]]] = []
+    end = 0
+    for offset, target in pieces:
+        if runs and offset - end <= GAP_BYTES_MAX:
+            runs[-1].append((offset, target))
+        else:
+            runs.append([(offset, target)])
+        end = offset + len(target)
+    return runs
+
+
+def _filled(run: Sequence[tuple[int, memoryview]], stream: Iterator[Any]) -> bool:
+    """Distributes the bytes of one request over its pieces. False: they end too early."""
+    at = run[0][0]
+    left = list(run)
+    for came in stream:
+        some = memoryview(came)
+        while some and left:
+            offset, target = left[0]
+            skipped = min(max(0, offset - at), len(some))
+            at, some = at + skipped, some[skipped:]
+            count = min(len(some), offset + len(target) - at)
+            target[at - offset : at - offset + count] = some[:count]
+            at, some = at + count, some[count:]
+            if at == offset + len(target):
+                left.pop(0)
+    return not left
