@@ -26,11 +26,12 @@ CPP = $(filter-out csrc/vendor/%,$(wildcard csrc/*/*.cpp csrc/*/*.h csrc/gpu/*/*
 	$(wildcard tests/simdriver/*.cpp tests/simdriver/*.h tests/simdriver/*/*.cpp tests/device/*.cpp tests/gpu/*.cpp tests/rigs/*.cpp)
 BUILT_FROM := pyproject.toml CMakeLists.txt kvserver/__init__.py $(wildcard csrc/*/* csrc/gpu/*/* csrc/gpu/kernels/objects/*)
 
-.PHONY: help install demo test sim faults leaks drill drill-device test-asan bench objects dist try-dist lint format clean
+.PHONY: help install demo test test-stores sim faults leaks drill drill-device test-asan bench objects dist try-dist lint format clean
 
 help:
 	@echo 'make demo        replay recorded traffic against servers without and with a disk tier, compare every byte (a minute)'
 	@echo 'make test        unit tests, tests with real processes, a hundred seeds of the simulator (no GPU); PROCESSES=$(PROCESSES)'
+	@echo 'make test-stores servers that share a store with a heavy server of its own: S3 (a minute)'
 	@echo 'make sim         the simulator: SEEDS=$(SEEDS) seeds from SEED0=$(SEED0); a failing seed is printed'
 	@echo 'make faults      processes killed and stopped at every instant: ROUNDS=$(ROUNDS) rounds, 4 times that with SIGSTOP'
 	@echo 'make leaks       OPERATIONS=$(OPERATIONS) stores, lookups and retrieves: does any process keep memory or descriptors?'
@@ -67,7 +68,10 @@ demo: $(STAMP)
 
 # Whole files to a process, in their order: servers that the tests of a file share are started once.
 test: $(STAMP)
-	$(RUN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
+	$(RUN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder -m 'not stores'
+
+test-stores: $(STAMP)
+	$(RUN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile -m stores tests/process/remote
 
 sim: $(STAMP)
 	$(RUN)/python -m tests.sim --seeds $(SEEDS) --seed0 $(SEED0)

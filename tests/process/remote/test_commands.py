@@ -65,7 +65,7 @@ def s3() -> Iterator[S3Server]:
         yield server
 
 
-@pytest.fixture(params=["directory", "valkey", "s3"])
+@pytest.fixture(params=["directory", "valkey", pytest.param("s3", marks=pytest.mark.stores)])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     tokens, password, store = tmp_path / "tokens", tmp_path / "password", tmp_path / "store"
     for file, text in ((tokens, f"tests: {TOKEN}\n"), (password, PASSWORD)):

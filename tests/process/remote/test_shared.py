@@ -23,7 +23,7 @@ def s3() -> Iterator[S3Server]:
         yield server
 
 
-@pytest.fixture(params=["directory", "valkey", "s3"])
+@pytest.fixture(params=["directory", "valkey", pytest.param("s3", marks=pytest.mark.stores)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """URL of an empty store, with what it needs."""
     if request.param == "directory":
@@ -139,7 +139,7 @@ def test_a_brain_that_missed_a_clear_drops_what_was_cleared(url: str, dies: bool
         assert second.lookup(story).chunks == 0
 
 
-@pytest.mark.parametrize("kind", ["valkey", "s3"])
+@pytest.mark.parametrize("kind", ["valkey", pytest.param("s3", marks=pytest.mark.stores)])
 def test_a_store_that_stops_answering_delays_no_lookup_and_is_used_again(kind: str, tmp_path: Path) -> None:
     stories = [prompt(seed, CHUNKS) for seed in range(10, 14)]
     with ValkeyServer() if kind == "valkey" else S3Server() as store:
