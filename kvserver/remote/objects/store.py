@@ -72,7 +72,7 @@ class ObjectStore:
         if not only_looks:
             try:
                 self._prove()
-            except BaseException:
+            except StoreError:
                 driver.close()
                 raise
 

@@ -9,9 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from obstore.store import MemoryStore
 
-from kvserver.remote.objects.clouds import GAP_BYTES_MAX, CloudObjects, Place, Scheme
+from kvserver.remote.objects.clouds import CloudObjects, Place, Scheme
 from kvserver.remote.objects.driver import Start
 from kvserver.remote.secrets import SecretSource
 from kvserver.remote.store import StoreError
@@ -151,20 +150,6 @@ def test_a_list_whose_pages_are_empty_for_ever_ends_with_its_deadline() -> None:
     said = b"<ListBucketResult><Name>b</Name><KeyCount>0</KeyCount>" + more + b"</ListBucketResult>"
     with saying(answer(OK, said)) as objects, pytest.raises(StoreError, match=r"remote-slow: .*a list took longer"):
         list(objects.listed("a/", within_s=0.5))
-
-
-def test_a_store_that_does_not_look_at_if_match_mixes_no_two_writes() -> None:
-    far = GAP_BYTES_MAX + 8
-
-    class Ignores(CloudObjects):
-        def _get(self, name: str, span: tuple[int, int], within_s: float, tag: str | None = None) -> object:
-            found = super()._get(name, span, within_s)
-            self.replace(name, bytes(far + 7), within_s=within_s)
-            return found
-
-    objects = Ignores(Place("s3", "bucket"), stand_in=MemoryStore())
-    objects.replace("a", b"1" * (far + 7), within_s=10)
-    assert not objects.read("a", [(n, memoryview(bytearray(7))) for n in (0, far)], within_s=10)
 
 
 def test_a_setting_that_the_library_panics_over_is_an_error() -> None:

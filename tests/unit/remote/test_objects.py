@@ -163,6 +163,20 @@ def test_an_object_that_is_replaced_between_two_requests_of_a_read_is_gone() -> 
         store.read(name_of(3), old, [targets[0], None, targets[2]])
 
 
+def test_a_store_that_does_not_look_at_if_match_mixes_no_two_writes() -> None:
+    far = GAP_BYTES_MAX + 8
+
+    class Ignores(CloudObjects):
+        def _get(self, name: str, span: tuple[int, int], within_s: float, tag: str | None = None) -> object:
+            found = super()._get(name, span, within_s)
+            self.replace(name, bytes(far + 7), within_s=within_s)
+            return found
+
+    objects = Ignores(Place("s3", "bucket"), stand_in=MemoryStore())
+    objects.replace("a", b"1" * (far + 7), within_s=10)
+    assert not objects.read("a", [(n, memoryview(bytearray(7))) for n in (0, far)], within_s=10)
+
+
 class Untagged:
     """An answer of a store that tells no tag of its objects."""
 
