@@ -438,7 +438,7 @@ def test_a_list_of_announcements_that_does_not_end_is_an_error(
     monkeypatch: pytest.MonkeyPatch, page: list[Named]
 ) -> None:
     monkeypatch.setattr(log, "LISTED_MAX", 1000)
-    monkeypatch.setattr(log, "LIST_S_MAX", 0.2 if not page else 60.0)
+    monkeypatch.setattr(log, "LIST_S_MAX", 0.0 if not page else 60.0)
     driver = Watched()
     store = watched_store(driver)
     pages = 0
