@@ -446,7 +446,7 @@ def _check_tenants(config: Config) -> None:
 def _check_remote(config: Config) -> None:
     """Refuses a remote store without digests: nothing could tell whether its bytes are those that were stored."""
     if config.remote is not None and config.digests == "off":
-        raise ConfigError("config-remote", f"remotes={config.remotes!r} needs digests=on; it is off")
+        raise ConfigError("config-remote", f"remotes.{config.remote.name} needs digests=on; it is off")
 
 
 # ---------------------------------------------------------------- text

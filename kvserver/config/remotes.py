@@ -19,10 +19,18 @@ PORT = 6379
 ADDRESSES_MAX = 64
 VALKEYS = ("valkey", "valkeys", "redis", "rediss")
 BUCKETS = ("s3", "gs", "az")
-BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,221}[a-z0-9]")
+BUCKET = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9._-]{1,221}[a-z0-9]")
+ENDPOINT = re.compile(r"https?://[A-Za-z0-9.:\[\]_-]+(/[A-Za-z0-9._~/=-]*)?")
+REGION = re.compile(r"[a-z0-9-]{0,64}")
 PLUGIN = re.compile(r"([A-Za-z_]\w*)(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 OWN_KEY = re.compile(r"[a-z][a-z0-9_-]{0,31}")
-OWN_SECRET = re.compile(r"password|secret|token|credential|_key$")
+OWN_SECRET = re.compile(
+    r"password|passwd|passphrase|secret|token|credential|bearer|signature|private|connection_?string"
+    r"|key$|key_id$|(^|_)(pass|pwd|pw|pat|pin|sas|sig|auth)(_|$)"
+)
+"""In names of options, with _ for -."""
+OWN_SECRET_VALUE = re.compile(r"//[^/\s]*@|(?i:password|passwd|pwd|accountkey|sharedaccess\w*|sig)\s*=")
+"""In their values: a user in a URL, and what connection strings have."""
 OWN_KEYS_MAX, OWN_VALUE_CHARS_MAX = 32, 1024
 """Options of a plug-in."""
 PIECE = re.compile(r"[A-Za-z0-9_=.-]*[A-Za-z0-9_=-][A-Za-z0-9_=.-]*")
@@ -158,8 +166,8 @@ def _remote(name: str, url: str) -> Remote:
     try:
         parts = urlsplit(url)
         given = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
-    except ValueError as why:
-        raise _wrong(name, f"is no URL: {why}") from None
+    except ValueError:  # its text quotes what may be a password
+        raise _wrong(name, "is no URL: expected SCHEME://PLACE, and after a ? key=value with & between them") from None
     if parts.scheme not in get_args(Scheme):
         raise _wrong(name, f"scheme {parts.scheme!r} is unknown: expected one of {', '.join(get_args(Scheme))}")
     _check_place(name, parts)
@@ -220,7 +228,7 @@ def _own(name: str, given: list[tuple[str, str]]) -> tuple[tuple[str, str], ...]
     """What only a plug-in knows. Raises ConfigError, which never quotes a value."""
     own = [(key, text) for key, text in given if key not in _PLUGIN_OPTIONS]
     for key, text in own:
-        if OWN_SECRET.search(key):
+        if OWN_SECRET.search(key.lower().replace("-", "_")) or OWN_SECRET_VALUE.search(text):
             raise _wrong(name, f"{key[:64]} is not taken literally: expected password_file or password_env")
         if not OWN_KEY.fullmatch(key) or len(text) > OWN_VALUE_CHARS_MAX or not text.isprintable():
             expected = f"a-z, 0-9, _ or -, and at most {OWN_VALUE_CHARS_MAX} characters that can be printed"
@@ -264,15 +272,25 @@ def _check_options(remote: Remote) -> None:
         if remote.scheme not in schemes and getattr(remote, option) != Remote._field_defaults[option]:
             kinds = ", ".join(dict.fromkeys(_KINDS[scheme] for scheme in schemes))
             raise _wrong(remote.name, f"{option} is for {kinds}, not for {_KINDS[remote.scheme]}")
-    if remote.endpoint:
-        parts = urlsplit(remote.endpoint)
-        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query:
-            # It may have a password or a signature in it.
-            raise _wrong(remote.name, "endpoint must be http://HOST:PORT or https://HOST:PORT, and no more than a path")
+    if remote.endpoint and not _is_endpoint(remote.endpoint):
+        # It may have a password or a signature in it.
+        raise _wrong(remote.name, "endpoint must be http://HOST:PORT or https://HOST:PORT, and no more than a path")
+    if not REGION.fullmatch(remote.region):
+        raise _wrong(remote.name, f"region={remote.region[:64]!r} must have at most 64 characters of a-z, 0-9 and -")
     has_password = bool(remote.password_file or remote.password_env)
     if remote.bucket and has_password != bool(remote.username):
         expected = "username, and password_file or password_env, or none of them"
         raise _wrong(remote.name, f"expected {expected}: then credentials are found as usual in that cloud")
+
+
+def _is_endpoint(url: str) -> bool:
+    """Whether the library takes it: it ends the process, or its call, for some that it does not."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return False
+    return ENDPOINT.fullmatch(url) is not None and bool(parts.hostname) and port != 0
 
 
 def _address(node: str) -> tuple[str, int]:

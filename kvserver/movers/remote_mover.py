@@ -43,6 +43,8 @@ from kvserver.movers.remote_store import open_store
 from kvserver.remote import namespace_note
 from kvserver.remote.chunk_value import KEY_BYTES, ChunkName, Head, NamespaceName, decode, encode, head_bytes
 from kvserver.remote.namespace_note import NamespaceNote
+from kvserver.remote.objects.plugin import stuck
+from kvserver.remote.secrets import safe_text
 from kvserver.remote.store import Facts, Store, StoreError
 from kvserver.tiers.records import NO_SUM, names_hash
 from kvserver.transfer.native import Ledger
@@ -93,13 +95,17 @@ class RemoteMover:
         sums: Callable[[bytes, bytes], bytes | None],
         *,
         opens: Callable[[Remote], Store] = open_store,
+        stuck: Callable[[], str] = stuck,
     ) -> None:
-        """sums: the sums of slots by packed offsets and hash of their names, as _native.Ledger.sums has them."""
+        """sums: the sums of slots by packed offsets and hash of their names, as _native.Ledger.sums has them.
+
+        stuck: what only a new process can use again; empty if there is nothing."""
         self._brain = brain
         self._arena = arena
         self._remote = remote
         self._sums = sums
         self._opens = opens
+        self._stuck = stuck
         self._receiver = Receiver(ORDER_BYTES_MAX)
         self._engine: RemoteEngine | None = None
         self._store: Store | None = None
@@ -111,7 +117,7 @@ class RemoteMover:
         self._told = RemoteIs("", [])
 
     def run(self) -> None:
-        """Serves until the brain's end of the socket closes."""
+        """Serves until the brain's end of the socket closes, or the store needs a new process."""
         facts = self._open()
         self._report(Ready(os.getpid(), facts.kind if facts else self._remote.scheme, self._facts(facts)))
         self._tell_state()
@@ -127,6 +133,9 @@ class RemoteMover:
                     self._complete()
                 elif not self._take_order():
                     return
+            if name := self._stuck():
+                logs.event(logging.ERROR, "mover ends", ("why", f"calls of {name} hang; the server starts it again"))
+                return
             if self._engine is None and time.monotonic() >= self._open_again_s:
                 self._open()
             self._tell_state()
@@ -145,14 +154,17 @@ class RemoteMover:
         try:
             store = self._opens(self._remote)
         except (StoreError, ConfigError) as problem:
-            self._open_again_s = time.monotonic() + OPEN_AGAIN_S
             self._problem = problem.code, problem.message
+        except Exception as problem:  # of code that others have written; this process would only end again and again
+            self._problem = "remote-down", f"{type(problem).__name__}: {safe_text(problem)}"
+        else:
+            self._problem = None
+            self._store = store
+            self._engine = RemoteEngine(store, self._arena, connections=self._remote.threads)
+            with suppress(StoreError):
+                return store.facts()
             return None
-        self._problem = None
-        self._store = store
-        self._engine = RemoteEngine(store, self._arena, connections=self._remote.threads)
-        with suppress(StoreError):
-            return store.facts()
+        self._open_again_s = time.monotonic() + OPEN_AGAIN_S
         return None
 
     def _facts(self, facts: Facts | None) -> list[tuple[str, str]]:

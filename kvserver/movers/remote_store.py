@@ -32,13 +32,20 @@ def check(remote: Remote) -> None:
         raise ConfigError(
             "remote-library", f"remotes.{remote.name}: {needed.of} needs a library: install kvserver[{needed.extra}]"
         )
-    if remote.plugin and find_spec(remote.plugin.partition(":")[0].partition(".")[0]) is None:
+    if remote.plugin and not _is_installed(remote.plugin.partition(":")[0].partition(".")[0]):
         # Only the outermost package is looked for: anything below would run code of it here.
         raise ConfigError(
             "remote-library", f"remotes.{remote.name}: {remote.plugin} is not installed in this environment"
         )
     if (source := _password(remote)) is not None:
         source.read()
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ValueError:  # __main__ has no place that it comes from
+        return False
 
 
 def open_store(remote: Remote, *, only_looks: bool = False) -> Store:

@@ -16,6 +16,12 @@ from kvserver.private_files import secret_problem
 
 BYTES_MAX = 4096
 SHOWN = "***"
+TEXT_CHARS_MAX = 300
+_HIDDEN = (
+    (re.compile(r"//[^/\s\"'@]*@"), f"//{SHOWN}@"),
+    (re.compile(r"(?i)\b(sig|[\w-]*signature|[\w-]*token|[\w-]*credential)=[^&\s\"')]+"), rf"\1={SHOWN}"),
+)
+"""What counts as a secret wherever it comes from: a user in a URL, and a signature."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -46,6 +52,19 @@ class Secret:
 
     def __reduce__(self) -> Never:
         raise TypeError("a secret is not written anywhere")
+
+
+def safe_text(of: object, secret: Secret | None = None) -> str:
+    """One short line that may be shown: a text of somebody else, an error or an answer, without secrets."""
+    try:
+        text = str(of)
+    except Exception:  # some classes fail there
+        text = f"{type(of).__name__} without a text"
+    text = secret.scrub(text) if secret is not None else text
+    text = " ".join(text[: 9 * TEXT_CHARS_MAX].split())
+    for pattern, shown in _HIDDEN:
+        text = pattern.sub(shown, text)
+    return text if len(text) <= TEXT_CHARS_MAX else f"{text[:TEXT_CHARS_MAX]} …"
 
 
 class SecretSource:

@@ -61,8 +61,13 @@ class Hangs(InMemory):
 
 
 class HangsAtOnce(InMemory):
+    closed = 0
+
     def __init__(self, options: dict[str, str], password: Callable[[], str]) -> None:
         Hangs.let_go.wait(60)
+
+    def close(self) -> None:
+        HangsAtOnce.closed += 1
 
 
 class NeedsMuch(InMemory):
@@ -89,6 +94,16 @@ class Lies(InMemory):
 
     def facts(self) -> Facts:
         return self.answers  # type: ignore[return-value]
+
+
+class EndsTargets(InMemory):
+    """Fills and ends the memory that it was given."""
+
+    def read(self, name: str, pieces: Sequence[tuple[int, memoryview]], *, within_s: float) -> bool:
+        is_there = super().read(name, pieces, within_s=within_s)
+        for _, target in pieces:
+            target.release()
+        return is_there
 
 
 class OtherBytes(InMemory):

@@ -5,10 +5,11 @@ is a client for each. Without a name and a password it looks for credentials its
 at the machine's own service. It loads no module of boto3, and so no profiles.
 """
 
+import asyncio
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
@@ -22,7 +23,7 @@ from obstore.store import AzureStore, GCSStore, S3Store
 
 from kvserver.errors import ConfigError
 from kvserver.remote.objects.driver import Named, Start
-from kvserver.remote.secrets import CurrentSecret, Secret, SecretSource
+from kvserver.remote.secrets import CurrentSecret, Secret, SecretSource, safe_text
 from kvserver.remote.store import Facts, Problem, StoreError
 
 STARTS_AT_A_TIME = 32
@@ -35,11 +36,21 @@ CLIENTS_MAX = 8
 """Clients with different deadlines. There are three or four."""
 IDLE = "10s"
 """A connection that was idle for so long is not used again: the other side may have closed it."""
-TEXT_CHARS_MAX = 300
 ERRORS = (BaseError, FileNotFoundError, ValueError, OSError)
 """What the library raises."""
-SIGNATURE = re.compile(r"(?i)\b(sig|[\w-]*signature|[\w-]*token|[\w-]*credential)=[^&\s\"')]+")
+PANIC = "PanicException"
+"""Name of the class that the library raises where it meets a bug of its own. It is no Exception."""
+DOCUMENT = re.compile(r"<(?:\?xml|Error)\b.*", re.DOTALL)
+SAID = re.compile(r"<(Code|Message)>([^<\n]*)")
+"""What is told of a document in an answer. The rest may be a token, or an id that is another one in each answer."""
+TOOK = re.compile(r"\s*\bin \d[\d.]*\s?(ns|µs|us|ms|s)\b")
+"""Times in texts of the library. A text that does not change is logged once."""
 Scheme = Literal["s3", "gs", "az"]
+CONFLICT = "409 Conflict"
+"""Words in an answer that other writes are under way; the library takes each of them for one that has won."""
+IS_THERE = "BlobAlreadyExists"
+NOT_THERE = ("NoSuchKey", "BlobNotFound", "No such object", "No data in memory found", "No such file")
+"""Words in an answer that an object is not there. Any other 404 may come from whatever stands before the store."""
 NO_PLACE = ("NoSuchBucket", "ContainerNotFound", "specified bucket does not exist", "ContainerBeingDeleted")
 """Words in an answer that nothing is there, because the bucket itself is not."""
 OUTSIDE = ("416 Range Not Satisfiable", "StartTooLarge")
@@ -48,6 +59,11 @@ MEANINGS: dict[str, Problem] = {
     "//169.254.": "remote-denied",  # no credentials were found, and the machine's own service gives none
     "kind: Timeout": "remote-slow",
     "TimedOut": "remote-slow",
+    "RequestTimeout": "remote-slow",
+    "ExpiredToken": "remote-denied",
+    "InvalidToken": "remote-denied",
+    "TokenRefresh": "remote-denied",
+    "AccessDenied": "remote-denied",  # also of one object of many
     "SlowDown": "remote-slow",
     "ServerBusy": "remote-slow",
     "OperationTimedOut": "remote-slow",
@@ -62,6 +78,7 @@ MEANINGS: dict[str, Problem] = {
     "501 Not Implemented": "remote-refused",
     "400 Bad Request": "remote-refused",
     "301 Moved": "remote-refused",  # another region
+    "redirect without LOCATION": "remote-refused",
 }
 """Words in an error of the library, and what they mean; the first counts. What has none of them is "remote-down"."""
 
@@ -145,7 +162,10 @@ class CloudObjects:
                 found = self._get(name, (run[0][0], end), within_s, tag)
                 if found is None or isinstance(found, Outside) or found.range != (run[0][0], end):
                     return False
-                tag = found.meta["e_tag"]
+                told = found.meta["e_tag"]
+                if number and told != tag:
+                    return False  # it has not looked at If-Match
+                tag = told
                 if not _filled(run, found.stream(min_chunk_size=STREAM_BYTES)):
                     return False
         return True
@@ -154,7 +174,9 @@ class CloudObjects:
         with self._as_store_errors():
             try:
                 obstore.put(self._client(within_s), name, list(pieces), mode="create", use_multipart=False)
-            except (AlreadyExistsError, PreconditionError):
+            except (AlreadyExistsError, PreconditionError) as problem:
+                if CONFLICT in str(problem) and IS_THERE not in str(problem):
+                    raise  # that write may fail yet
                 return False
         return True
 
@@ -170,7 +192,7 @@ class CloudObjects:
             try:
                 obstore.delete(self._client(within_s), list(names))
             except FileNotFoundError as missing:
-                if _has_no_place(missing):
+                if not _is_not_there(missing):
                     raise
                 if len(names) > 1:  # which of them is not said, and the rest may be left
                     for name in names:
@@ -179,8 +201,19 @@ class CloudObjects:
     def listed(self, beginning: str, *, within_s: float) -> Iterator[list[Named]]:
         with self._as_store_errors():
             pages = obstore.list(self._client(within_s), beginning.rstrip("/"), chunk_size=LISTED_AT_A_TIME)
-            for page in pages:
+            while (page := self._page(pages, within_s)) is not None:
                 yield [Named(one["path"], one["size"], one["last_modified"].timestamp()) for one in page]
+
+    def _page(self, pages: AsyncIterator[Any], within_s: float) -> Any:
+        """The next page of a list; None: it has ended. An answer may be empty and not the last, for ever."""
+
+        async def asked() -> Any:
+            return await asyncio.wait_for(anext(pages, None), within_s)
+
+        try:
+            return asyncio.run(asked())
+        except TimeoutError:
+            raise StoreError("remote-slow", f"a list took longer than {within_s} s", node=self._node) from None
 
     def close(self) -> None:
         self._is_closed = True
@@ -202,7 +235,7 @@ class CloudObjects:
         try:
             return obstore.get(self._client(within_s), name, options=options)  # type: ignore[arg-type]
         except FileNotFoundError as missing:
-            if _has_no_place(missing):
+            if not _is_not_there(missing):
                 raise
             return None
         except PreconditionError:
@@ -236,20 +269,22 @@ class CloudObjects:
         """Errors of the library leave as StoreError, without secrets in them."""
         try:
             yield
-        except ERRORS as problem:
+        except BaseException as problem:
+            is_panic = type(problem).__name__ == PANIC
+            if not is_panic and not isinstance(problem, ERRORS):
+                raise
             text = str(problem)
             code = next((code for word, code in MEANINGS.items() if word in text), otherwise)
-            if _has_no_place(problem):
+            if is_panic or _has_no_place(problem):
                 code = "remote-refused"
             # Not `from problem`: the library's text may quote what it sent.
             raise StoreError(code, self._readable(text), node=self._node) from None
 
     def _readable(self, text: str) -> str:
         """What a person needs of an error: without the library's own view of it, and without secrets."""
-        words = " ".join(text.partition("Debug source:")[0].split())
-        words = SIGNATURE.sub(r"\1=***", words)
-        words = self._secret.scrub(words) if self._secret is not None else words
-        return words if len(words) <= TEXT_CHARS_MAX else f"{words[:TEXT_CHARS_MAX]} …"
+        words = text.partition("Debug source:")[0]
+        words = DOCUMENT.sub(lambda found: ": ".join(said for _, said in SAID.findall(found[0])), words)
+        return safe_text(TOOK.sub("", words), self._secret)
 
 
 def _opened(place: Place, secret: Secret | None, within_s: float) -> Any:
@@ -267,12 +302,13 @@ def _opened(place: Place, secret: Secret | None, within_s: float) -> Any:
         "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=within_s)},
     }
     given: dict[str, Any] = {}
+    # A provider alone decides: beside a key, the library would use a token that it finds in the environment.
     match place.scheme:
         case "s3":
-            named = {"endpoint": place.endpoint, "region": place.region, "access_key_id": place.username}
-            given = {key: value for key, value in named.items() if value}
+            given = {key: value for key, value in (("endpoint", place.endpoint), ("region", place.region)) if value}
             if secret is not None:
-                given["secret_access_key"] = secret.reveal()
+                keys = {"access_key_id": place.username, "secret_access_key": secret.reveal(), "expires_at": None}
+                given |= {"credential_provider": lambda: keys, "skip_signature": False}
             # TLS protects what is sent; without it the payload is signed, which costs three times the processor.
             given["unsigned_payload"] = not client["allow_http"]
             return S3Store(place.bucket, **common, **given)
@@ -284,11 +320,16 @@ def _opened(place: Place, secret: Secret | None, within_s: float) -> Any:
             named = {"endpoint": place.endpoint, "account_name": place.username}
             given = {key: value for key, value in named.items() if value}
             if secret is not None:
-                given["account_key"] = secret.reveal()
+                key = {"access_key": secret.reveal(), "expires_at": None}
+                given |= {"credential_provider": lambda: key, "skip_signature": False}
             return AzureStore(place.bucket, **common, **given)
 
 
-def _has_no_place(problem: Exception) -> bool:
+def _is_not_there(problem: FileNotFoundError) -> bool:
+    return any(words in str(problem) for words in NOT_THERE) and not _has_no_place(problem)
+
+
+def _has_no_place(problem: BaseException) -> bool:
     text = str(problem)
     return any(word in text for word in NO_PLACE)
 

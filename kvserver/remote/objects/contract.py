@@ -13,6 +13,7 @@ from contextlib import suppress
 
 from kvserver.remote.objects.driver import Driver, Start
 from kvserver.remote.objects.store import TRIAL
+from kvserver.remote.secrets import safe_text
 from kvserver.remote.store import StoreError
 
 WITHIN_S = 30.0
@@ -89,12 +90,12 @@ def problem_of(check: Check, opens: Opener) -> str:
     problem = ""
     try:
         check(place)
-    except (Broken, StoreError) as found:
-        problem = str(found)
+    except Exception as found:  # of a driver that somebody else has written
+        problem = _said(found)
     try:
         place.leave()
-    except StoreError as found:
-        problem = problem or f"nothing could be removed: {found}"
+    except Exception as found:
+        problem = problem or f"nothing could be removed: {_said(found)}"
     return problem
 
 
@@ -180,25 +181,27 @@ def no_reader_sees_two_writes_mixed(place: Place) -> None:
     values = [bytes([number]) * size for number in range(WRITERS)]
     place.replace(writer, "mixed", values[0])
     is_over = threading.Event()
-    failed: list[StoreError] = []
+    failed: list[Exception] = []
 
     def write() -> None:
         try:
             while not is_over.is_set():
                 for value in values:
                     place.replace(writer, "mixed", value)
-        except StoreError as problem:
+        except Exception as problem:  # the check raises it
             failed.append(problem)
 
     thread = threading.Thread(target=write)
     thread.start()
     mixed = 0
-    for _ in range(MIXED_TURNS):
-        pieces = [(offset, memoryview(bytearray(5))) for offset in (0, 700_001, size - 5)]
-        if reader.read(place.folder + "mixed", pieces, within_s=WITHIN_S):
-            mixed += len({bytes(came) for _, came in pieces}) > 1
-    is_over.set()
-    thread.join()
+    try:
+        for _ in range(MIXED_TURNS):
+            pieces = [(offset, memoryview(bytearray(5))) for offset in (0, 700_001, size - 5)]
+            if reader.read(place.folder + "mixed", pieces, within_s=WITHIN_S):
+                mixed += len({bytes(came) for _, came in pieces}) > 1
+    finally:
+        is_over.set()
+        thread.join()
     if failed:
         raise failed[0]
     _expect(not mixed, "one write's bytes, or False", "read while the object is replaced", f"{mixed} mixtures")
@@ -317,6 +320,10 @@ CHECKS: Sequence[Check] = (
 )
 
 
+def _said(found: Exception) -> str:
+    return str(found) if isinstance(found, Broken | StoreError) else f"{type(found).__name__}: {safe_text(found)}"
+
+
 def _expect(is_right: bool, expected: str, of: str, came: object = None) -> None:
     if not is_right:
         raise Broken(f"{of}: expected {expected}" + ("" if came is None else f", got {came}"))
@@ -330,13 +337,13 @@ def _at_once(place: Place, act: Callable[[int, Driver], object]) -> None:
     """Does this with several drivers at the same time. Raises what one of them has raised."""
     drivers = [place.driver() for _ in range(WRITERS)]
     begin = threading.Barrier(WRITERS)
-    failed: list[StoreError] = []
+    failed: list[Exception] = []
 
     def alone(number: int) -> None:
         begin.wait()
         try:
             act(number, drivers[number])
-        except StoreError as problem:
+        except Exception as problem:  # whatever a driver raises breaks the contract
             failed.append(problem)
 
     threads = [threading.Thread(target=alone, args=(number,)) for number in range(WRITERS)]

@@ -59,22 +59,33 @@ class AnnouncementObjects:
             return Announced(b"", offsets, True)
         there = self._there(epoch)
         pieces: list[bytes] = []
+        failed: StoreError | None = None
         left = READ_BYTES_MAX
         due_s = now_s + READ_S_MAX
         for one in there:
             offset = offsets.get(one.name, 0)
             end = one.bytes // MARK_BYTES * MARK_BYTES
+            if end < offset:
+                offset = 0  # a write of it was lost that a reader has seen
             if end <= offset:
                 continue
             piece = memoryview(bytearray(min(end - offset, left)))
-            if not self._driver.read(one.name, [(offset, piece)], within_s=self._within_s):
-                continue  # whoever has begun another one has removed it
+            try:
+                if not self._driver.read(one.name, [(offset, piece)], within_s=self._within_s):
+                    continue  # whoever has begun another one has removed it
+            except StoreError as problem:
+                failed = problem.with_traceback(None)
+                if time.monotonic() > due_s:
+                    break
+                continue  # the others are heard all the same
             pieces.append(bytes(piece))
             offsets[one.name] = offset + len(piece)
             left -= len(piece)
             if left <= 0 or time.monotonic() > due_s:
                 left = 0
                 break
+        if failed is not None and not pieces:
+            raise failed
         if left:
             self._read = epoch, now_s
         names = {one.name for one in there}
@@ -97,9 +108,13 @@ class AnnouncementObjects:
             self._begun += 1
             mine.name, mine.content = f"{self._of(mine.epoch)}{self._writer}.{self._begun:08x}", b""
         content = mine.content + mine.waiting
+        name = mine.name
         if is_too_much:
-            mine.waiting.clear()  # also if it fails: they are hints
-        self._driver.replace(mine.name, content, within_s=self._within_s)
+            # Also if it fails: they are hints. It may have happened all the same, so nothing shorter replaces it.
+            mine.waiting.clear()
+            mine.name = ""
+        self._driver.replace(name, content, within_s=self._within_s)
+        mine.name = name
         mine.content, mine.written_s = content, now_s
         mine.waiting.clear()
         if is_new:

@@ -6,6 +6,8 @@ remove old chunks and no note: a note that is lost counts as a Clear.
 """
 
 import secrets
+import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
@@ -32,7 +34,12 @@ from kvserver.remote.store import Announced, Cursor, Facts, Gone, Listed, StoreE
 NOTES = f"kv{FORMAT}.notes"
 TRIAL = f"kv{FORMAT}/.trial"
 """Where it is tried what the store can do. No tenant has this name."""
+OWN_TRIAL = f"{TRIAL}/{secrets.token_hex(16)}"
+"""One for each process: a store that lets nothing be removed has few of them, and its error is always the same."""
+_TRYING = threading.Lock()
 ANNOUNCED = "announced"
+LOGS_MAX = 256
+"""Namespaces whose announcements are under way. What waits of the one that was used longest ago is forgotten."""
 ASKED_FIRST_BYTES = 8 << 20
 """Whether a larger chunk is there is asked before it is sent."""
 GONE = "is not there any more, or another write of it is"
@@ -61,7 +68,7 @@ class ObjectStore:
         self._driver = driver
         self._node = node
         self._waits = waits
-        self._logs: dict[NamespaceName, AnnouncementObjects] = {}
+        self._logs: OrderedDict[NamespaceName, AnnouncementObjects] = OrderedDict()
         if not only_looks:
             try:
                 self._prove()
@@ -163,7 +170,11 @@ class ObjectStore:
         return start
 
     def _log(self, of: NamespaceName) -> AnnouncementObjects:
-        if of not in self._logs:
+        if of in self._logs:
+            self._logs.move_to_end(of)
+        else:
+            if len(self._logs) >= LOGS_MAX:
+                self._logs.popitem(last=False)
             folder = "/".join((*of.pieces(), ANNOUNCED)) + "/"
             waits = self._waits
             self._logs[of] = AnnouncementObjects(self._driver, folder, waits.note_s, every_s=waits.announced_every_s)
@@ -171,8 +182,12 @@ class ObjectStore:
 
     def _prove(self) -> None:
         """Tries what a chunk needs, on an object of its own. Raises StoreError that says what the store cannot do."""
-        path = f"{TRIAL}/{secrets.token_hex(16)}"
+        with _TRYING:
+            self._try(OWN_TRIAL)
+
+    def _try(self, path: str) -> None:
         first, within_s = b"first", self._waits.note_s
+        self._driver.remove([path], within_s=within_s)  # an earlier trial may have left it
         if not self._driver.create(path, [first], within_s=within_s):
             raise self._lacks("it says of an object that nobody has written that it is there")
         try:

@@ -117,6 +117,17 @@ def test_without_stores_there_is_none() -> None:
         ("a=s3://bucket?username=x", "expected username, and password_file or password_env, or none"),
         ("a=az://box?password_env=X", "expected username, and password_file or password_env, or none"),
         ("a=s3://bucket?endpoint=x:9000", "endpoint must be http://HOST:PORT"),
+        ("a=s3://bucket?endpoint=http://h:99999", "endpoint must be http://HOST:PORT"),
+        ("a=s3://bucket?endpoint=http://h:0", "endpoint must be http://HOST:PORT"),
+        ("a=s3://bucket?endpoint=http://h:abc", "endpoint must be http://HOST:PORT"),
+        ("a=s3://bucket?endpoint=http://[::1", "endpoint must be http://HOST:PORT"),
+        ("a=s3://bucket?endpoint=http://h%20i", "endpoint must be http://HOST:PORT"),
+        ("a=s3://bucket?endpoint=http://\u00e4", "endpoint must be http://HOST:PORT"),
+        ("a=s3://bucket?endpoint=HTTP://h", "endpoint must be http://HOST:PORT"),
+        ("a=s3://bucket?region=a%20b", "region='a b' must have at most 64 characters of a-z"),
+        ("a=s3://bucket?region=%C3%A9", "region='\u00e9' must have"),
+        ("a=s3://bucket?region=%5B", "region='[' must have"),
+        ("a=s3://my..bucket", "'my..bucket' is no bucket"),
         ("a=plugin://", "'' is no plug-in: expected plugin://PACKAGE.MODULE:CLASS"),
         ("a=plugin://package", "'package' is no plug-in"),
         ("a=plugin://package:Class/x", "'package:Class/x' is no plug-in"),
@@ -136,12 +147,24 @@ def test_a_wrong_store_is_refused_in_words(text: str, why: str) -> None:
     assert why in refused.value.message
 
 
+SECRET_KEYS = (
+    *("apikey", "api-key", "access-key", "access_key", "account-key", "private-key", "key", "access_key_id"),
+    *("sas", "x_sig", "auth", "bearer", "pwd", "pass", "passwd", "passphrase", "Password", "API-KEY"),
+    *("connection_string", "connection-string", "aws_secret"),
+)
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "a=plugin://m:S?token=hunter2",
         "a=plugin://m:S?account_key=hunter2",
         "a=plugin://m:S?db-password=hunter2",
+        *(f"a=plugin://m:S?{key}=hunter2" for key in SECRET_KEYS),
+        "a=plugin://m:S?dsn=postgres://u:hunter2@h/db",
+        "a=plugin://m:S?endpoint=https://u:hunter2@h",
+        "a=plugin://m:S?endpoint=https://hunter2@h",
+        "a=plugin://m:S?x=AccountName%3Da;AccountKey%3Dhunter2",
         "a=s3://id:hunter2@bucket",
         "a=s3://bucket?secret=hunter2",
         "a=valkey://:hunter2@x",
@@ -158,11 +181,24 @@ def test_a_literal_password_is_refused_and_not_repeated(text: str) -> None:
 
 
 def test_a_signature_or_a_password_in_an_endpoint_is_not_repeated() -> None:
-    for endpoint in ("http://me:hunter2@x", "http://x/?sig=hunter2"):
+    for endpoint in ("http://me:hunter2@x", "http://x/?sig=hunter2", "http://me:hunter2\u2100@x", "http://x/#hunter2"):
         with pytest.raises(ConfigError) as refused:
             Config(remotes=f"a=az://box?{urlencode({'endpoint': endpoint})}")
         assert "endpoint must be" in refused.value.message
         assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["a=s3://me:hunter2\u2100@h", "a=s3://bucket?sig=a&hunter2", "a=s3://[hunter2"])
+def test_what_is_no_url_is_not_repeated(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"remotes\.a: is no URL: expected SCHEME://") as refused:
+        Config(remotes=text)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_options_of_a_plug_in_that_could_be_no_secret_are_taken() -> None:
+    own = (("passive", "yes"), ("author", "x"), ("dsn", "postgres://h/db"), ("at", "a@b"), ("key_prefix", "p"))
+    text = "&".join(f"{key}={value}" for key, value in own)
+    assert parse(f"a=plugin://m:S?{text}")[0].own == own
 
 
 def test_a_table_without_a_url_is_refused(tmp_path: Path) -> None:
@@ -173,5 +209,5 @@ def test_a_table_without_a_url_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_store_needs_digests() -> None:
-    with pytest.raises(ConfigError, match="needs digests=on"):
+    with pytest.raises(ConfigError, match=r"remotes\.a needs digests=on; it is off"):
         Config(remotes="a=valkey://x", digests="off")

@@ -6,7 +6,7 @@ import threading
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pytest
 
@@ -61,14 +61,15 @@ WAIT_S = 30
 class Door:
     """A mover in a thread, and the brain's end of its socket."""
 
-    def __init__(self, remote: Remote) -> None:
+    def __init__(self, remote: Remote, **others: Any) -> None:
+        """others: of RemoteMover."""
         self.arena = memoryview(bytearray(ARENA_BYTES))
         self._end, self._its_end = pair()
         self._end.settimeout(WAIT_S)
         self._receiver = Receiver(ORDER_BYTES_MAX)
         self.ledger: dict[bytes, bytes] = {}
         """Packed offset -> packed sum of what was stored there."""
-        self._mover = RemoteMover(self._its_end, self.arena, remote, lambda slot, _: self.ledger.get(slot))
+        self._mover = RemoteMover(self._its_end, self.arena, remote, lambda slot, _: self.ledger.get(slot), **others)
         self._thread = threading.Thread(target=self._mover.run)
         self.ready: Report | None = None
 
@@ -286,6 +287,38 @@ def test_a_directory_that_is_missing_fails_orders_at_once_and_is_used_when_it_is
         (tmp_path / "mounted").mkdir()
         assert door.next() == RemoteIs("", [])
         assert fault_of(door.order(PutRemote(2, encode(door.fill(3)), slots(*SLOTS)))) == ""
+
+
+class NoCode(Exception):
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(("problem", "text"), [(KeyError("planted"), "planted"), (NoCode(), "NoCode")])
+def test_a_store_whose_code_fails_in_any_way_is_not_usable_and_its_mover_goes_on(
+    tmp_path: Path, problem: Exception, text: str
+) -> None:
+    def opens(_: Remote) -> Store:
+        raise problem
+
+    (remote,) = parse(f"a=file://{tmp_path}")
+    with Door(remote, opens=opens) as door:
+        told = door.next()
+        assert isinstance(told, RemoteIs)
+        assert text in told.problem
+        report = door.order(asked(name_of(1).key))
+        assert isinstance(report, RemoteProbed)
+        assert report.faults == ["remote-down"]
+
+
+def test_a_mover_whose_store_needs_another_process_ends(tmp_path: Path) -> None:
+    (remote,) = parse(f"a=file://{tmp_path}")
+    why = [""]
+    with Door(remote, stuck=lambda: why[0]) as door:
+        assert isinstance(door.ready, Ready)
+        why[0] = "planted"
+        door._thread.join(WAIT_S)
+        assert not door._thread.is_alive()
 
 
 def test_a_valkey_that_dies_is_left_alone_and_asked_again_by_itself(tmp_path: Path) -> None:

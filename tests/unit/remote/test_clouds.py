@@ -1,5 +1,6 @@
 """What servers of object stores may answer, and how they are reached: errors, lies, late bodies, TLS, credentials."""
 
+import re
 import socketserver
 import threading
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvserver.remote.objects.clouds import CloudObjects, Place
+from kvserver.remote.objects.clouds import CloudObjects, Place, Scheme
 from kvserver.remote.objects.driver import Start
 from kvserver.remote.secrets import SecretSource
 from kvserver.remote.store import StoreError
@@ -19,6 +20,7 @@ from tests.rigs.s3_server import BUCKET, KEY, KEY_ID, S3Server, cloud_objects
 from tests.rigs.tls_server import make_certificates
 
 OK = "200 OK"
+PLANTED = SecretSource(variable="K", environment={"K": "planted7"})
 PARTIAL = "206 Partial Content"
 STAMP = 'Last-Modified: Sat, 28 Nov 2026 07:00:00 GMT\r\nETag: "7"\r\n'
 
@@ -33,13 +35,16 @@ def range_of(first: int, last: int, whole: int) -> str:
 
 
 @contextmanager
-def saying(said: bytes, *, then_waits_s: float = 0.0) -> Iterator[CloudObjects]:
-    """Objects at a server that answers every request so."""
+def saying(
+    said: bytes, *, then_waits_s: float = 0.0, scheme: Scheme = "s3", heard: list[bytes] | None = None
+) -> Iterator[CloudObjects]:
+    """Objects at a server that answers every request so. heard: gets the lines of its requests."""
 
     class Answers(socketserver.StreamRequestHandler):
         def handle(self) -> None:
-            while self.rfile.readline() not in (b"\r\n", b""):
-                pass
+            while (line := self.rfile.readline()) not in (b"\r\n", b""):
+                if heard is not None:
+                    heard.append(line)
             self.wfile.write(said)
             self.wfile.flush()
             is_over.wait(then_waits_s)
@@ -48,9 +53,11 @@ def saying(said: bytes, *, then_waits_s: float = 0.0) -> Iterator[CloudObjects]:
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Answers) as server:
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        secret = SecretSource(variable="K", environment={"K": "planted"})
+        secret = SecretSource(variable="K", environment={"K": "planted7"})
         endpoint = f"http://127.0.0.1:{server.server_address[1]}"
-        objects = CloudObjects(Place("s3", "bucket", endpoint=endpoint, username="id", password=secret, connect_s=10.0))
+        objects = CloudObjects(
+            Place(scheme, "bucket", endpoint=endpoint, username="id", password=secret, connect_s=10.0)
+        )
         yield objects
         is_over.set()
         objects.close()
@@ -70,6 +77,15 @@ def saying(said: bytes, *, then_waits_s: float = 0.0) -> Iterator[CloudObjects]:
         ("400 Bad Request", b"<Error><Code>InvalidBucketName</Code></Error>", "remote-refused"),
         ("501 Not Implemented", b"<Error><Code>NotImplemented</Code></Error>", "remote-refused"),
         ("404 Not Found", b"<Error><Code>NoSuchBucket</Code></Error>", "remote-refused"),
+        ("404 Not Found", b"404 page not found", "remote-down"),
+        ("301 Moved Permanently", b"", "remote-refused"),
+        ("400 Bad Request", b"<Error><Code>ExpiredToken</Code><Token-0>planted</Token-0></Error>", "remote-denied"),
+        ("400 Bad Request", b"<Error><Code>InvalidToken</Code></Error>", "remote-denied"),
+        ("400 Bad Request", b"<Error><Code>TokenRefreshRequired</Code></Error>", "remote-denied"),
+        ("400 Bad Request", b"<Error><Code>RequestTimeout</Code></Error>", "remote-slow"),
+        ("409 Conflict", b"<Error><Code>ConditionalRequestConflict</Code></Error>", "remote-down"),
+        ("409 Conflict", b"<Error><Code>OperationAborted</Code></Error>", "remote-down"),
+        ("409 Conflict", b"<Error><Code>ContainerBeingDeleted</Code></Error>", "remote-refused"),
     ],
 )
 def test_what_a_server_answers_has_its_meaning_in_every_call(status: str, body: bytes, code: str) -> None:
@@ -87,6 +103,84 @@ def test_what_a_server_answers_has_its_meaning_in_every_call(status: str, body: 
                 call()
             assert failed.value.code == code, failed.value
             assert "planted" not in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [("412 Precondition Failed", "PreconditionFailed"), ("409 Conflict", "BlobAlreadyExists")]
+)
+def test_an_answer_that_an_object_is_there_already_is_no_error_of_its_creator(status: str, code: str) -> None:
+    with saying(answer(status, f"<Error><Code>{code}</Code></Error>".encode())) as objects:
+        assert objects.create("a", [b"value"], within_s=10) is False
+
+
+@pytest.mark.parametrize("code", ["NoSuchKey", "BlobNotFound"])
+def test_only_the_store_itself_can_say_that_an_object_is_not_there(code: str) -> None:
+    said = answer("404 Not Found", f"<Error><Code>{code}</Code></Error>".encode())
+    with saying(said) as objects:
+        assert objects.starts(["a"], 7, within_s=10) == [None]
+        assert not objects.read("a", [(0, memoryview(bytearray(7)))], within_s=10)
+    said = answer("404 Not Found", b"<html>nothing here</html>")
+    with saying(said) as objects, pytest.raises(StoreError, match="nothing here"):
+        objects.remove(["a"], within_s=10)
+
+
+def test_an_object_of_many_that_may_not_be_removed_is_denied() -> None:
+    said = b"<DeleteResult><Error><Key>a</Key><Code>AccessDenied</Code><Message>no</Message></Error></DeleteResult>"
+    with saying(answer(OK, said)) as objects, pytest.raises(StoreError, match="remote-denied"):
+        objects.remove(["a", "b"], within_s=10)
+
+
+def test_the_same_failure_has_the_same_text_each_time_and_no_token_of_the_answer() -> None:
+    texts: set[str] = set()
+    for number in range(3):
+        told = f"<RequestId>{number}</RequestId><Token-0>planted</Token-0>"
+        said = f'<?xml version="1.0"?><Error><Code>InternalError</Code><Message>Broken.</Message>{told}</Error>'
+        with saying(answer("500 Internal Server Error", said.encode())) as objects:
+            (start,) = objects.starts(["a"], 7, within_s=10)
+            assert isinstance(start, StoreError)
+            texts.add(re.sub(r":\d+/", ":PORT/", start.message))
+    (text,) = texts
+    assert text.endswith("500 Internal Server Error: InternalError: Broken.")
+    down = CloudObjects(Place("s3", "bucket", endpoint="http://127.0.0.1:1", username="id", password=PLANTED))
+    assert len({str(down.starts(["a"], 7, within_s=10)) for _ in range(5)}) == 1
+
+
+def test_a_list_whose_pages_are_empty_for_ever_ends_with_its_deadline() -> None:
+    more = b"<IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken>"
+    said = b"<ListBucketResult><Name>b</Name><KeyCount>0</KeyCount>" + more + b"</ListBucketResult>"
+    with saying(answer(OK, said)) as objects, pytest.raises(StoreError, match=r"remote-slow: .*a list took longer"):
+        list(objects.listed("a/", within_s=0.5))
+
+
+def test_a_setting_that_the_library_panics_over_is_an_error() -> None:
+    place = Place("s3", "b", endpoint="http://h:99999", username="id", password=PLANTED)
+    with pytest.raises(StoreError, match="remote-refused"):
+        CloudObjects(place).create("a", [b"value"], within_s=5)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "variables"),
+    [
+        ("s3", {"AWS_SESSION_TOKEN": "foreign", "AWS_ACCESS_KEY_ID": "foreign"}),
+        ("s3", {"AWS_SKIP_SIGNATURE": "true"}),
+        ("az", {"AZURE_STORAGE_TOKEN": "foreign"}),
+        ("az", {"AZURE_STORAGE_SAS_KEY": "sig=foreign"}),
+        ("az", {"AZURE_SKIP_SIGNATURE": "true"}),
+    ],
+)
+def test_credentials_that_were_given_are_mixed_with_none_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, scheme: Scheme, variables: dict[str, str]
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    heard: list[bytes] = []
+    with saying(
+        answer("404 Not Found", b"<Error><Code>NoSuchKey</Code></Error>"), scheme=scheme, heard=heard
+    ) as objects:
+        objects.starts(["a"], 7, within_s=10)
+    sent = b"".join(heard).lower()
+    assert b"foreign" not in sent
+    assert (b"authorization: aws4-hmac-sha256 credential=id/" if scheme == "s3" else b"sharedkey id:") in sent
 
 
 @pytest.mark.parametrize(

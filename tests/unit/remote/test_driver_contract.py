@@ -1,5 +1,6 @@
 """The checks that authors of drivers run: ours and the examples pass them, and each finds the bug that it is for."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -216,6 +217,33 @@ def test_each_check_finds_the_bug_that_it_is_for(bug: type[Buggy], check: str) -
     memory = MemoryStore()
     (named,) = (one for one in CHECKS if one.__name__ == check)
     assert problem_of(named, lambda: bug(memory)) != ""
+
+
+class FailsOnThreads(Buggy):
+    def create(self, name: str, pieces: Sequence[bytes | memoryview], *, within_s: float) -> bool:
+        if threading.current_thread() is not threading.main_thread():
+            raise KeyError("planted")
+        return super().create(name, pieces, within_s=within_s)
+
+
+class ReadsNothing(Buggy):
+    def read(self, name: str, pieces: Sequence[tuple[int, memoryview]], *, within_s: float) -> bool:
+        raise KeyError("planted")
+
+
+@pytest.mark.parametrize(
+    ("bug", "check"),
+    [
+        (FailsOnThreads, "many_threads_have_their_own_objects"),
+        (FailsOnThreads, "of_many_creators_one_wins_with_all_its_bytes"),
+        (ReadsNothing, "no_reader_sees_two_writes_mixed"),
+    ],
+)
+def test_whatever_a_driver_raises_breaks_a_check_that_leaves_no_thread_behind(bug: type[Buggy], check: str) -> None:
+    memory = MemoryStore()
+    (named,) = (one for one in CHECKS if one.__name__ == check)
+    assert "planted" in problem_of(named, lambda: bug(memory))
+    assert not [thread for thread in threading.enumerate() if thread.name.endswith(("(write)", "(alone)"))]
 
 
 def test_every_check_has_such_a_bug_and_all_are_carried_out() -> None:

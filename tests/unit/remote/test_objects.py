@@ -163,6 +163,20 @@ def test_an_object_that_is_replaced_between_two_requests_of_a_read_is_gone() -> 
         store.read(name_of(3), old, [targets[0], None, targets[2]])
 
 
+def test_a_store_that_does_not_look_at_if_match_mixes_no_two_writes() -> None:
+    far = GAP_BYTES_MAX + 8
+
+    class Ignores(CloudObjects):
+        def _get(self, name: str, span: tuple[int, int], within_s: float, tag: str | None = None) -> object:
+            found = super()._get(name, span, within_s)
+            self.replace(name, bytes(far + 7), within_s=within_s)
+            return found
+
+    objects = Ignores(Place("s3", "bucket"), stand_in=MemoryStore())
+    objects.replace("a", b"1" * (far + 7), within_s=10)
+    assert not objects.read("a", [(n, memoryview(bytearray(7))) for n in (0, far)], within_s=10)
+
+
 class Untagged:
     """An answer of a store that tells no tag of its objects."""
 
@@ -424,7 +438,7 @@ def test_a_list_of_announcements_that_does_not_end_is_an_error(
     monkeypatch: pytest.MonkeyPatch, page: list[Named]
 ) -> None:
     monkeypatch.setattr(log, "LISTED_MAX", 1000)
-    monkeypatch.setattr(log, "LIST_S_MAX", 0.2 if not page else 60.0)
+    monkeypatch.setattr(log, "LIST_S_MAX", 0.0 if not page else 60.0)
     driver = Watched()
     store = watched_store(driver)
     pages = 0
@@ -468,6 +482,79 @@ def test_announcements_of_another_epoch_are_removed_when_nobody_has_written_to_t
     assert sorted(marks_of(store)[0]) == [12, 16]
 
 
+class Spoilt(Watched):
+    """One object cannot be read; a replacement happens and fails, if the test says so."""
+
+    spoilt = "no such name"
+    is_lost = False
+
+    def read(self, name: str, pieces: Sequence[tuple[int, memoryview]], *, within_s: float) -> bool:
+        if self.spoilt in name:
+            raise StoreError("remote-denied", "planted")
+        return super().read(name, pieces, within_s=within_s)
+
+    def replace(self, name: str, value: bytes, *, within_s: float) -> None:
+        super().replace(name, value, within_s=within_s)
+        if self.is_lost:
+            raise StoreError("remote-slow", "planted")
+
+
+def test_an_object_of_announcements_that_cannot_be_read_silences_no_other() -> None:
+    driver = Spoilt()
+    for number in (8, 12, 16):
+        watched_store(driver).announce(NAMESPACE, 5, pack([number]))
+    driver.spoilt = sorted(name for name in driver.names() if "announced" in name)[1]
+    reader = watched_store(driver)
+    assert len(marks_of(reader)[0]) == 2
+    driver.spoilt = "announced"
+    with pytest.raises(StoreError, match="planted"):
+        watched_store(driver).announced(NAMESPACE, 5, None)
+
+
+def test_marks_after_a_large_write_that_failed_and_happened_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "WAITING_BYTES_MAX", 8 * 100)
+    driver = Spoilt()
+    store, reader = watched_store(driver), watched_store(driver)
+    store.announce(NAMESPACE, 5, pack([8]))
+    driver.is_lost = True
+    with pytest.raises(StoreError, match="planted"):
+        store.announce(NAMESPACE, 5, pack([4 * number for number in range(10, 110)]))
+    driver.is_lost = False
+    _, place = marks_of(reader)
+    told = [4 * number for number in range(1000, 1060)]
+    heard: list[int] = []
+    for mark in told:
+        store.announce(NAMESPACE, 5, pack([mark]))
+        marks, place = marks_of(reader, place)
+        heard += marks
+    assert set(told) <= set(heard)
+
+
+def test_announcements_are_kept_of_the_namespaces_that_were_used_last() -> None:
+    driver = Watched()
+    store = watched_store(driver)
+    for number in range(300):
+        store.announce(NAMESPACE._replace(namespace=number.to_bytes(32)), 5, pack([8]))
+    assert len(store._logs) == 256
+    assert store.announced(NAMESPACE._replace(namespace=bytes(32)), 5, None).batch == pack([8])
+
+
+def test_a_store_that_lets_nothing_be_removed_gets_no_more_than_one_trial() -> None:
+    driver = Watched()
+
+    def refuses(names: Sequence[str], *, within_s: float) -> None:
+        if driver.names():
+            raise StoreError("remote-denied", "planted")
+
+    driver.remove = refuses  # type: ignore[method-assign]
+    texts = set()
+    for _ in range(5):
+        with pytest.raises(StoreError) as refused:
+            watched_store(driver)
+        texts.add(refused.value.message)
+    assert (len(driver.names()), texts) == (1, {"planted"})
+
+
 # ---------------------------------------------------------------- rules of a bucket
 
 
@@ -482,14 +569,14 @@ def test_the_rules_that_the_page_gives_reach_all_but_notes() -> None:
     }
     assert beginnings == {"PREFIX/kv1/"}
     driver = Watched()
-    driver.forgets = True
-    with pytest.raises(StoreError):
-        watched_store(driver)  # leaves its trial behind
-    driver = Watched(driver.memory)
     store = watched_store(driver)
     written(store, 1)
     store.announce(NAMESPACE, 5, pack([8]))
     store.replace_note(NAMESPACE, b"note")
+    forgetful = Watched(driver.memory)
+    forgetful.forgets = True
+    with pytest.raises(StoreError):
+        watched_store(forgetful)  # leaves its trial behind
     assert len(driver.names()) == 4
     assert {name for name in driver.names() if not name.startswith("kv1/")} == {
         f"kv1.notes/-/{text_of(NAMESPACE.namespace)}"

@@ -1,5 +1,6 @@
 """Plug-ins that do not keep the contract harm nobody but themselves, and their examples keep it."""
 
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ from tests.rigs import bad_plugins
 from tests.rigs.remote_chunks import head_of, name_of, payloads_of, targets_of
 
 SHORT_S = 0.05
+ENDED = memoryview(b"123")
+ENDED.release()
 
 
 def plugged(kind: str, password: CurrentSecret | None = None, **options: str) -> PluggedIn:
@@ -71,9 +74,12 @@ def test_a_plug_in_that_cannot_be_loaded_is_said_to_be_so(monkeypatch: pytest.Mo
         PluggedIn(name, {}, None)
 
 
-def test_a_plug_in_whose_package_is_not_installed_stops_the_start() -> None:
+def test_a_plug_in_whose_package_is_not_installed_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
     with pytest.raises(ConfigError, match=r"no_such_package_x\.y:Z is not installed"):
         check(parse("a=plugin://no_such_package_x.y:Z")[0])
+    with pytest.raises(ConfigError, match="__main__:Z is not installed"):
+        check(parse("a=plugin://__main__:Z")[0])
     check(parse("a=plugin://tests.rigs.not_looked_for:Z")[0])
 
 
@@ -111,6 +117,56 @@ def test_whatever_a_plug_in_raises_is_an_error_of_its_store(
         assert raised.value.code == code
     assert driver.create("a", [b"1"], within_s=5), "it is asked again"
     driver.close()
+
+
+class WithoutSuper(StoreError):
+    def __init__(self) -> None:
+        pass
+
+
+class WithoutText(Exception):
+    def __str__(self) -> str:
+        return self.nothing  # type: ignore[attr-defined,no-any-return]
+
+
+class EndsAsText(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    ("problem", "text"),
+    [
+        (StoreError("remote-full", OSError("planted")), "planted"),  # type: ignore[arg-type]
+        (WithoutSuper(), "WithoutSuper"),
+        (WithoutText(), "WithoutText"),
+        (EndsAsText(), "an error that cannot be shown"),
+    ],
+)
+@pytest.mark.parametrize("is_answer", [False, True])
+def test_an_error_that_is_made_wrong_is_an_error_of_its_store(
+    monkeypatch: pytest.MonkeyPatch, problem: BaseException, text: str, *, is_answer: bool
+) -> None:
+    monkeypatch.setattr(bad_plugins.Raises, "problem", problem)
+    monkeypatch.setattr(bad_plugins.Lies, "answers", [None, problem])
+    driver = plugged("Lies" if is_answer else "Raises")
+    try:
+        found = driver.starts(["a", "b"], 9, within_s=5)
+    except StoreError as raised:
+        found = [None, raised]
+    assert found[0] is None
+    assert isinstance(found[1], StoreError)
+    assert found[1].code == ("remote-full" if "planted" in text else "remote-down")
+    if not is_answer or isinstance(problem, StoreError):
+        assert text in found[1].message
+
+
+def test_memory_that_a_plug_in_has_ended_has_its_bytes_all_the_same() -> None:
+    driver = plugged("EndsTargets")
+    driver.create("a", [b"0123456"], within_s=5)
+    target = memoryview(bytearray(7))
+    assert driver.read("a", [(0, target)], within_s=5)
+    assert target == b"0123456"
 
 
 def test_a_password_is_in_no_error_of_a_plug_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,8 +222,12 @@ def test_a_plug_in_with_too_many_calls_that_hang_is_not_called_until_they_end(mo
         with pytest.raises(StoreError, match="3 calls of the plug-in hang"):
             driver.starts(["a"], 7, within_s=5)
     assert threading.active_count() <= before + 3
+    assert plugin.stuck() == ""
+    monkeypatch.setattr(plugin, "STUCK_S", 0.0)
+    assert plugin.stuck() == driver._name, "only another process can call it"
     bad_plugins.Hangs.let_go.set()
     until_free(driver)
+    assert plugin.stuck() == ""
     assert driver.starts(["a"], 7, within_s=5) == [Start(b"0123456", 7)]
     for _ in range(50):
         driver.starts(["a"], 7, within_s=5)
@@ -186,12 +246,39 @@ def test_a_plug_in_that_hangs_while_it_is_opened_again_and_again_keeps_few_threa
 ) -> None:
     monkeypatch.setattr(plugin, "OPEN_S", SHORT_S)
     monkeypatch.setattr(plugin, "HUNG_MAX", 3)
+    monkeypatch.setattr(plugin, "STUCK_S", 0.0)
+    monkeypatch.setattr(bad_plugins.HangsAtOnce, "closed", 0)
+    before = threading.active_count()
+    with pytest.raises(StoreError, match="opening it has not ended after"):
+        plugged("HangsAtOnce")
+    assert plugin.stuck() == ""
+    for _ in range(10):
+        with pytest.raises(StoreError, match="an earlier try of opening it has not ended"):
+            plugged("HangsAtOnce")
+    assert threading.active_count() <= before + 1
+    assert plugin.stuck() == "tests.rigs.bad_plugins:HangsAtOnce"
+    other = plugged("InMemory")
+    assert other.facts().kind == "s3", "another one is opened"
+    other.close()
+    bad_plugins.Hangs.let_go.set()
+    until_s = time.monotonic() + 30
+    while threading.active_count() > before or not bad_plugins.HangsAtOnce.closed:
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+    assert bad_plugins.HangsAtOnce.closed == 1, "who came too late is closed"
+    assert plugin.stuck() == ""
+    plugged("HangsAtOnce")
+
+
+def test_a_plug_in_that_fails_while_it_is_opened_again_and_again_keeps_no_thread() -> None:
     before = threading.active_count()
     for _ in range(10):
-        with pytest.raises(StoreError, match="remote-slow"):
-            plugged("HangsAtOnce")
-    assert threading.active_count() <= before + 3
-    assert plugged("InMemory").facts().kind == "s3", "another one is opened"
+        with pytest.raises(StoreError, match="planted"):
+            plugged("NeedsMuch")
+    until_s = time.monotonic() + 30
+    while threading.active_count() > before:
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
 
 
 def test_a_closed_plug_in_is_not_called_and_keeps_no_thread() -> None:
@@ -222,6 +309,7 @@ def test_a_closed_plug_in_is_not_called_and_keeps_no_thread() -> None:
         ([Start(b"123456", 6)], "it gave 6 of 6"),
         ([Start("12345", 5)], "Start, StoreError or None; it gave Start"),  # type: ignore[arg-type]
         ([Start(b"", -1)], "it gave 0 of -1"),
+        ([Start(ENDED, 3)], "ValueError: operation forbidden on released memoryview"),
     ],
 )
 def test_beginnings_of_another_shape_or_size_are_errors(
@@ -265,3 +353,25 @@ def test_lists_of_something_else_are_errors(monkeypatch: pytest.MonkeyPatch, ans
 def test_facts_are_shown_as_text_whatever_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bad_plugins.Lies, "answers", Facts("k", "v", None, (7,)))  # type: ignore[arg-type]
     assert plugged("Lies").facts().warnings == ("7",)
+
+
+@pytest.mark.parametrize("wrong", [{"evicts": "no"}, {"evicts": 7}, {"warnings": None}, {"warnings": "w"}, {"kind": 7}])
+def test_facts_of_other_types_are_errors(monkeypatch: pytest.MonkeyPatch, wrong: dict[str, object]) -> None:
+    monkeypatch.setattr(bad_plugins.Lies, "answers", Facts("k", "v", None)._replace(**wrong))
+    with pytest.raises(StoreError, match="facts must give Facts"):
+        plugged("Lies").facts()
+
+
+def test_no_answer_of_a_plug_in_shows_its_password_or_is_shown_at_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = plugged("Lies", secret_of("planted-7"))
+    driver._driver.password()  # type: ignore[attr-defined]
+    long = "http://me:hunter2@x planted-7 " + 10_000_000 * "x"
+    monkeypatch.setattr(bad_plugins.Lies, "answers", Facts(long, long, None, (long,) * 99))
+    facts = driver.facts()
+    monkeypatch.setattr(bad_plugins.Lies, "answers", long)
+    with pytest.raises(StoreError) as raised:
+        driver.starts(["a"], 1, within_s=5)
+    for text in (facts.kind, facts.version, *facts.warnings, raised.value.message):
+        assert "http://***@x *** xxx" in text
+        assert len(text) < 400
+    assert len(facts.warnings) < 20

@@ -60,7 +60,7 @@ DOORS: dict[str, str] = {
     "kvserver._native": "kvserver.transfer.native kvserver.cli.doctor kvclient",
     "zmq": "kvserver.brain.publisher kvserver.brain.connection_limit kvclient.base kvclient.transport",
     "uvloop": "kvserver.brain.process",
-    "asyncio": "kvserver.brain",
+    "asyncio": "kvserver.brain kvserver.remote.objects.clouds",
     "typer": "kvserver.cli.main kvserver.cli.admin kvserver.cli.remote",
     "rich": "kvserver.cli.progress kvserver.cli.top",
     "prometheus_client": "kvserver.brain.http.metrics",
