@@ -15,7 +15,7 @@ install)
     mkdir -p "$VENV/bin"
     ln -s "$(type -P true)" "$VENV/bin/kvserver"
     ln -s "$STUBS/python" "$VENV/bin/python" ;;
-test) echo '===== 3 passed in 7 s =====' ;;
+test | test-stores) echo '===== 3 passed in 7 s =====' ;;
 try-dist) echo 'installed wheel: odd.whl' && exit "$WHEEL_EXITS" ;;
 e2e-wheels) exit 1 ;;
 esac

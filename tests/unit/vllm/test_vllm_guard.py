@@ -243,6 +243,7 @@ NEVER_CALLED = {
         "begin_unkeyed",
         "extend",
         "handoff",
+        "held_tokens",
         "holds",
         "leases_lost",
         "preempted",
