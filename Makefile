@@ -71,7 +71,7 @@ test: $(STAMP)
 	$(RUN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder -m 'not stores'
 
 test-stores: $(STAMP)
-	$(RUN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile -m stores tests/process/remote
+	$(RUN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile -m stores tests/process/remote tests/unit/remote
 
 sim: $(STAMP)
 	$(RUN)/python -m tests.sim --seeds $(SEEDS) --seed0 $(SEED0)

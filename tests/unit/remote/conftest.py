@@ -50,6 +50,16 @@ def memory() -> object:
     return MemoryStore()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests with an S3 server are left out of `make test`, as those with two of our servers are."""
+    for item in items:
+        parameters = getattr(getattr(item, "callspec", None), "params", {}).values()
+        if "s3" in getattr(item, "fixturenames", ()) or {"s3", "azure", "opendal"} & {
+            one for one in parameters if isinstance(one, str)
+        }:
+            item.add_marker(pytest.mark.stores)
+
+
 @pytest.fixture(params=["directory", "valkey", "cluster", "s3", "azure", "memory"])
 def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
     """Opens the same empty store again and again, as several servers do."""
