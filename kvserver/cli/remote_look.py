@@ -90,7 +90,7 @@ def clear(store: Store, remote: Remote, namespaces: Sequence[bytes]) -> int:
 
 
 class Sweep(NamedTuple):
-    """What a sweep has removed, or would remove."""
+    """The content that a sweep has removed, or would remove."""
 
     content: Content
     ended: str

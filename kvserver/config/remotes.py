@@ -56,7 +56,7 @@ class Remote(NamedTuple):
     endpoint: str = ""
     """URL of an object store that is not the cloud's own."""
     region: str = ""
-    """Of a bucket in S3; empty: as the environment says, or us-east-1."""
+    """A bucket's region in S3; empty: as the environment says, or us-east-1."""
     ca_file: str = ""
     """Certificates that a Valkey's must come from; empty: those of the machine. To an object store they are added."""
     ttl_s: int = 86_400
@@ -225,7 +225,7 @@ def _check_bucket(name: str, parts: SplitResult) -> None:
 
 
 def _own(name: str, given: list[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """What only a plug-in knows. Raises ConfigError, which never quotes a value."""
+    """The options that only a plug-in knows. Raises ConfigError, which never quotes a value."""
     own = [(key, text) for key, text in given if key not in _PLUGIN_OPTIONS]
     for key, text in own:
         if OWN_SECRET.search(key.lower().replace("-", "_")) or OWN_SECRET_VALUE.search(text):

@@ -14,7 +14,7 @@ from kvserver.remote.store import Store
 
 
 class Library(NamedTuple):
-    """What a kind of store needs."""
+    """A library that a kind of store needs."""
 
     module: str
     extra: str

@@ -37,12 +37,12 @@ CLIENTS_MAX = 8
 IDLE = "10s"
 """A connection that was idle for so long is not used again: the other side may have closed it."""
 ERRORS = (BaseError, FileNotFoundError, ValueError, OSError)
-"""What the library raises."""
+"""Errors that the library raises."""
 PANIC = "PanicException"
 """Name of the class that the library raises where it meets a bug of its own. It is no Exception."""
 DOCUMENT = re.compile(r"<(?:\?xml|Error)\b.*", re.DOTALL)
 SAID = re.compile(r"<(Code|Message)>([^<\n]*)")
-"""What is told of a document in an answer. The rest may be a token, or an id that is another one in each answer."""
+"""The parts of a document that are shown. The rest may be a token, or an id that is another one in each answer."""
 TOOK = re.compile(r"\s*\bin \d[\d.]*\s?(ns|µs|us|ms|s)\b")
 """Times in texts of the library. A text that does not change is logged once."""
 Scheme = Literal["s3", "gs", "az"]
@@ -88,7 +88,7 @@ class Outside(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where objects lie, and who asks for them."""
+    """A place of objects, and who asks for them."""
 
     scheme: Scheme
     bucket: str
@@ -281,7 +281,7 @@ class CloudObjects:
             raise StoreError(code, self._readable(text), node=self._node) from None
 
     def _readable(self, text: str) -> str:
-        """What a person needs of an error: without the library's own view of it, and without secrets."""
+        """The part of an error that a person needs: without the library's own view of it, and without secrets."""
         words = text.partition("Debug source:")[0]
         words = DOCUMENT.sub(lambda found: ": ".join(said for _, said in SAID.findall(found[0])), words)
         return safe_text(TOOK.sub("", words), self._secret)

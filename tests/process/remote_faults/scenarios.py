@@ -11,6 +11,7 @@ from kvserver.remote.directory import UNFINISHED, DirectoryStore
 from kvserver.remote.objects.clouds import CloudObjects
 from kvserver.remote.objects.driver import Start
 from kvserver.remote.objects.store import Waits
+from kvserver.remote.store import Store
 from kvserver.remote.valkey import Settings, ValkeyStore
 from tests.process.campaign import counted
 from tests.process.remote_faults.life import Life
@@ -28,13 +29,7 @@ def run_proxy(faults: int, seed: int, chance: float = 0.04) -> str:
     with ValkeyServer() as server, FaultProxy(server.port, seed, chance) as proxy:
         life = Life(seed)
         store = ValkeyStore(Settings((("127.0.0.1", proxy.port),), **DEADLINES))
-        turns = 0
-        while proxy.faults.total() < faults:
-            life.turn(store)
-            turns += 1
-            assert turns < TURNS_A_FAULT * faults
-        store.close()
-        return counted({**proxy.faults, **life.seen})
+        return _lived(life, store, proxy, faults)
 
 
 def run_s3_proxy(faults: int, seed: int, chance: float = 0.04) -> str:
@@ -44,13 +39,18 @@ def run_s3_proxy(faults: int, seed: int, chance: float = 0.04) -> str:
         waits = Waits(probe_s=0.25, bulk_s=0.25, note_s=0.25, announced_every_s=0)
         store = s3_store(server, f"seed{seed}", port=proxy.port, waits=waits, only_looks=True)
         proxy.chance = chance
-        turns = 0
-        while proxy.faults.total() < faults:
-            life.turn(store)
-            turns += 1
-            assert turns < TURNS_A_FAULT * faults
-        store.close()
-        return counted({**proxy.faults, **life.seen})
+        return _lived(life, store, proxy, faults)
+
+
+def _lived(life: Life, store: Store, proxy: FaultProxy, faults: int) -> str:
+    """Uses the store until so many faults have happened, and closes it."""
+    turns = 0
+    while proxy.faults.total() < faults:
+        life.turn(store)
+        turns += 1
+        assert turns < TURNS_A_FAULT * faults
+    store.close()
+    return counted({**proxy.faults, **life.seen})
 
 
 def run_objects(faults: int, seed: int) -> str:
