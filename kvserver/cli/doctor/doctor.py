@@ -379,6 +379,7 @@ def remote_store(config: Config) -> Answer:
         return "ok", "none"
     name = f"{config.remote.name} at {config.remote.url}"
     try:
+        importlib.import_module("kvserver.movers.remote_store").check(config.remote)
         attempt = importlib.import_module("kvserver.movers.remote_trial").attempt  # brings the client library
         trial = attempt(config.remote)
     except (ConfigError, DeviceError) as problem:

@@ -239,6 +239,25 @@ def test_a_cache_directory_that_can_never_be_one_fails(tmp_path: Path) -> None:
     assert (verdict, "mode 0777" in text) == ("warn", True)
 
 
+@pytest.mark.parametrize(
+    ("url", "module", "said"),
+    [
+        ("valkey://127.0.0.1:9", "glide_sync", "install kvserver[valkey]"),
+        ("s3://bucket", "obstore", "install kvserver[object-stores]"),
+        ("plugin://no_such.module:Store", "", "no_such.module:Store is not installed in this environment"),
+    ],
+)
+def test_a_remote_store_whose_library_is_missing_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, url: str, module: str, said: str
+) -> None:
+    if module:
+        monkeypatch.setitem(sys.modules, module, None)
+    verdict, text = doctor.remote_store(Config(remotes=f"fleet={url}"))
+    assert verdict == "fail"
+    assert "remote-library" in text
+    assert text.endswith(said)
+
+
 def test_no_remote_store_is_fine() -> None:
     assert doctor.remote_store(Config()) == ("ok", "none")
 
