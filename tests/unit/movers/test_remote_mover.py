@@ -363,3 +363,45 @@ def test_a_valkey_with_a_password_is_opened_with_the_content_of_its_file(tmp_pat
         store: Store = open_store(parse(f"a=valkey://127.0.0.1:{server.port}?password_file={tmp_path}/secret")[0])
         assert store.notes([NamespaceName("-", bytes(32))]) == [None]
         store.close()
+
+
+def test_a_valkey_is_opened_with_the_user_and_the_password_of_lmcaches_variables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = "a=valkey://127.0.0.1:{}?username_env=LMCACHE_RESP_USERNAME&password_env=LMCACHE_RESP_PASSWORD"
+    monkeypatch.setenv("LMCACHE_RESP_USERNAME", "mover")
+    monkeypatch.setenv("LMCACHE_RESP_PASSWORD", "hunter2")
+    with ValkeyServer() as server:
+        assert server.ask("ACL", "SETUSER", "mover", "on", ">hunter2", "~*", "+@all") == "+OK\r\n"
+        assert server.ask("ACL", "SETUSER", "default", "off") == "+OK\r\n"
+        (remote,) = parse(url.format(server.port))
+        check(remote)
+        store: Store = open_store(remote)
+        assert store.notes([NamespaceName("-", bytes(32))]) == [None]
+        store.close()
+
+
+@pytest.mark.parametrize(
+    ("variable", "said"),
+    [
+        ("LMCACHE_RESP_USERNAME", r"\$LMCACHE_RESP_USERNAME: is empty or not set"),
+        ("hunter2!", "username_env: is no name of an environment variable"),
+    ],
+)
+def test_a_users_name_that_cannot_be_read_stops_the_start_unquoted(
+    monkeypatch: pytest.MonkeyPatch, variable: str, said: str
+) -> None:
+    monkeypatch.delenv("LMCACHE_RESP_USERNAME", raising=False)
+    monkeypatch.setenv("LMCACHE_RESP_PASSWORD", "hunter2")
+    with pytest.raises(ConfigError, match=f"remote-secret: {said}") as refused:
+        check(parse(f"a=valkey://x?username_env={variable}&password_env=LMCACHE_RESP_PASSWORD")[0])
+    assert "hunter2" not in str(refused.value)
+
+
+def test_lmcaches_variables_are_not_read_unless_they_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMCACHE_RESP_USERNAME", "mover")
+    monkeypatch.setenv("LMCACHE_RESP_PASSWORD", "hunter2")
+    with ValkeyServer() as server:  # it refuses any password, since it has none
+        store: Store = open_store(parse(f"a=valkey://127.0.0.1:{server.port}")[0])
+        assert store.notes([NamespaceName("-", bytes(32))]) == [None]
+        store.close()
