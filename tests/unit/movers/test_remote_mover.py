@@ -20,7 +20,7 @@ from kvserver.movers.remote_mover import HEADS_BYTES_MAX, LEFT_OUT, RemoteMover
 from kvserver.movers.remote_store import check, open_store
 from kvserver.remote.announcement import pack
 from kvserver.remote.chunk_value import Head, NamespaceName, Shard, decode, encode, head_bytes
-from kvserver.remote.store import Store
+from kvserver.remote.store import Store, StoreError
 from kvserver.transfer.native import digest_sum
 from kvserver.wire.orders import (
     ORDER_BYTES_MAX,
@@ -399,9 +399,10 @@ def test_a_users_name_that_cannot_be_read_stops_the_start_unquoted(
 
 
 def test_lmcaches_variables_are_not_read_unless_they_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LMCACHE_RESP_USERNAME", "mover")
     monkeypatch.setenv("LMCACHE_RESP_PASSWORD", "hunter2")
-    with ValkeyServer() as server:  # it refuses any password, since it has none
+    with ValkeyServer("--requirepass", "hunter2") as server:
         store: Store = open_store(parse(f"a=valkey://127.0.0.1:{server.port}")[0])
-        assert store.notes([NamespaceName("-", bytes(32))]) == [None]
+        with pytest.raises(StoreError) as refused:
+            store.notes([NamespaceName("-", bytes(32))])
+        assert refused.value.code == "remote-denied"
         store.close()
