@@ -55,6 +55,8 @@ ABSENT = (-703, -704)
 """Codes: it is not written to its end, or not there."""
 EXISTS = -705
 BUSY = -703
+REFUSED = -600
+ENDED = -700
 UNREACHABLE = -900
 CODES: dict[int, tuple[Problem, str]] = {
     -10: ("remote-full", "no memory is free"),
@@ -178,6 +180,10 @@ class MooncakeObjects:
         how = self._pinned if self._lasting and name.startswith(self._lasting) else self._usual
         total = sum(map(len, pieces))
         (code,) = self._ask(lambda: self._client.batch_put_session_start([name], [total], how))
+        if code == REFUSED:  # the client keeps a write whose end the master has not answered
+            if self._client.batch_put_session_revoke([name]) == [ENDED]:
+                self._client.batch_put_session_end([name])
+            (code,) = self._ask(lambda: self._client.batch_put_session_start([name], [total], how))
         if code == EXISTS:
             return False
         if code:
@@ -247,7 +253,7 @@ class MooncakeObjects:
             self._check_time(due_s)
             place = [[[0]]], [[[offset + at]]], [[[size]]]
             (((code,),),) = self._ask(partial(self._client.get_into_ranges, [memory.address], [[name]], *place))
-            if code in ABSENT or code == -600:  # its end comes before
+            if code in ABSENT or code == REFUSED:  # its end comes before
                 return False
             if code != size:
                 raise self._error(code)

@@ -134,6 +134,27 @@ os._exit(0)
     objects.close()
 
 
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_write_whose_end_the_master_did_not_answer_keeps_no_later_one_out(
+    own_mooncake: MooncakeServer, ends: bool
+) -> None:
+    objects = mooncake_objects(own_mooncake)
+    assert objects._client.batch_put_session_start(["x/note"], [5]) == [0]
+    own_mooncake.master.stop()
+    while not isinstance(objects.sizes(["x/none"])[0], StoreError):
+        pass  # it has not stopped yet
+    if ends:
+        assert objects._client.batch_put_session_end(["x/note"]) != [0]
+    assert objects._client.batch_put_session_revoke(["x/note"]) != [0]
+    own_mooncake.master.go_on()
+    for value in (b"first", b"second"):
+        objects.replace("x/note", value, within_s=20)
+        came = memoryview(bytearray(len(value)))
+        assert objects.read("x/note", [(0, came)], within_s=9)
+        assert came == value
+    objects.close()
+
+
 def test_a_note_outlives_what_fills_the_store(own_mooncake: MooncakeServer) -> None:
     store, objects = open_mooncake(own_mooncake), mooncake_objects(own_mooncake)
     assert store.make_note(NAMESPACE, b"note")
