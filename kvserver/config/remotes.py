@@ -11,11 +11,13 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 from kvserver.errors import ConfigError
 from kvserver.units import MIB, TIB, parse_bytes
 
-Scheme = Literal["valkey", "valkeys", "redis", "rediss", "file", "s3", "gs", "az", "plugin"]
+Scheme = Literal["valkey", "valkeys", "redis", "rediss", "file", "s3", "gs", "az", "mooncake", "plugin"]
 Write = Literal["reuse", "through", "never"]
 NAME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_")
 NAME_CHARS_MAX, TENANT_CHARS_MAX, PREFIX_CHARS_MAX = 32, 64, 256
 PORT = 6379
+MASTER_PORT = 50_051
+"""Of a master of Mooncake."""
 ADDRESSES_MAX = 64
 VALKEYS = ("valkey", "valkeys", "redis", "rediss")
 BUCKETS = ("s3", "gs", "az")
@@ -59,6 +61,8 @@ class Remote(NamedTuple):
     """URL of an object store that is not the cloud's own."""
     region: str = ""
     """A bucket's region in S3; empty: as the environment says, or us-east-1."""
+    transport: str = "tcp"
+    """The way that bytes take to and from a Mooncake Store."""
     ca_file: str = ""
     """Certificates that a Valkey's must come from; empty: those of the machine. To an object store they are added."""
     ttl_s: int = 86_400
@@ -102,6 +106,11 @@ class Remote(NamedTuple):
         return urlsplit(self.url).netloc if self.scheme == "plugin" else ""
 
     @property
+    def master(self) -> tuple[str, int] | None:
+        """Host and port of the master of a Mooncake Store; None for other stores."""
+        return _address(urlsplit(self.url).netloc, MASTER_PORT) if self.scheme == "mooncake" else None
+
+    @property
     def addresses(self) -> tuple[tuple[str, int], ...]:
         """Host and port of each node of a Valkey; empty for other stores."""
         is_valkey = self.scheme in VALKEYS
@@ -115,7 +124,11 @@ LIMITS = {
     "write_bytes_in_flight": (MIB, TIB),
     "threads": (1, 64),
 }
-CHOICES: dict[str, tuple[str, ...]] = {"write": get_args(Write), "cluster": ("yes", "no")}
+CHOICES: dict[str, tuple[str, ...]] = {
+    "write": get_args(Write),
+    "cluster": ("yes", "no"),
+    "transport": ("tcp", "rdma"),
+}
 OPTIONS = tuple(name for name in Remote._fields if name not in ("name", "url", "own"))
 _KINDS = {
     **dict.fromkeys(VALKEYS, "Valkey and Redis"),
@@ -123,6 +136,7 @@ _KINDS = {
     "s3": "S3",
     "gs": "Google",
     "az": "Azure",
+    "mooncake": "Mooncake",
     "plugin": "a plug-in",
 }
 _ONLY_FOR = {
@@ -136,6 +150,7 @@ _ONLY_FOR = {
     "ca_file": (*VALKEYS, *BUCKETS),
     "endpoint": BUCKETS,
     "region": ("s3",),
+    "transport": ("mooncake",),
 }
 """Options that not every store has -> schemes of those that have them."""
 _PLUGIN_OPTIONS = tuple(name for name in OPTIONS if "plugin" in _ONLY_FOR.get(name, ("plugin",)))
@@ -211,8 +226,9 @@ def _check_place(name: str, parts: SplitResult) -> None:
     if parts.path not in ("", "/"):
         raise _wrong(name, f"has a path {parts.path!r}: expected HOST:PORT alone; database numbers are not used")
     nodes = parts.netloc.split(",")
-    if not 1 <= len(nodes) <= ADDRESSES_MAX:
-        raise _wrong(name, f"names {len(nodes)} nodes: expected 1 to {ADDRESSES_MAX}")
+    most = 1 if parts.scheme == "mooncake" else ADDRESSES_MAX
+    if not 1 <= len(nodes) <= most:
+        raise _wrong(name, f"names {len(nodes)} nodes: expected {'1 master' if most == 1 else f'1 to {most}'}")
     for node in nodes:
         host, port = _address(node)
         if not host or not 1 <= port <= 65_535:
@@ -297,11 +313,11 @@ def _is_endpoint(url: str) -> bool:
     return ENDPOINT.fullmatch(url) is not None and bool(parts.hostname) and port != 0
 
 
-def _address(node: str) -> tuple[str, int]:
+def _address(node: str, usual: int = PORT) -> tuple[str, int]:
     """Host and port; a port of -1 is none. IPv6 addresses stand in brackets."""
     host, colon, port = node.rpartition(":") if not node.endswith("]") else (node, "", "")
     if not colon:
-        return (host or node).strip("[]"), PORT
+        return (host or node).strip("[]"), usual
     return host.strip("[]"), int(port) if port.isdecimal() else -1
 
 

@@ -17,6 +17,7 @@ import time
 from array import array
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Never
 
 import msgspec
@@ -318,7 +319,8 @@ def main() -> Never:
     ledger = Ledger(inherited.ledger, config.ledger_span_bytes)
     gc.freeze()
     try:
-        RemoteMover(socket.socket(fileno=inherited.control), arena, remote, ledger.sums).run()
+        brain = socket.socket(fileno=inherited.control)
+        RemoteMover(brain, arena, remote, ledger.sums, opens=partial(open_store, arena=arena)).run()
     except (BrokenPipeError, ConnectionResetError):
         logs.event(logging.INFO, "mover ends", ("why", "the brain is gone"))
     os._exit(0)  # calls that are under way need not end: their slots are taken until this process is reaped

@@ -1,5 +1,6 @@
 """Opens the store that the configuration names. Libraries of stores are imported here, when they are needed."""
 
+import ctypes
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -7,8 +8,10 @@ from kvserver.config.remotes import Remote
 from kvserver.errors import ConfigError
 from kvserver.remote.directory import DirectoryStore
 from kvserver.remote.objects.driver import Driver
+from kvserver.remote.objects.mooncake import MooncakeObjects, Transport, mooncake_store
+from kvserver.remote.objects.mooncake import Place as MooncakePlace
 from kvserver.remote.objects.plugin import PluggedIn
-from kvserver.remote.objects.store import ObjectStore
+from kvserver.remote.objects.store import NOTES, ObjectStore
 from kvserver.remote.secrets import CurrentSecret, SecretSource
 from kvserver.remote.store import Store
 
@@ -23,15 +26,23 @@ class Library(NamedTuple):
 
 VALKEY = Library("glide_sync", "valkey", "a Valkey")
 OBJECTS = Library("obstore", "object-stores", "an object store")
+MOONCAKE = Library("mooncake", "mooncake", "a Mooncake Store")
+LOADED_BY_MOONCAKE = {"libibverbs.so.1": "libibverbs1", "libnuma.so.1": "libnuma1", "libcurl.so.4": "libcurl4"}
+"""Libraries of the system that its client loads -> packages of Debian and Ubuntu that have them."""
 
 
 def check(remote: Remote) -> None:
     """Raises ConfigError if a library is missing, or the user's name or password cannot be read. Asks no store."""
-    needed = VALKEY if remote.addresses else OBJECTS if remote.bucket else None
+    needed = VALKEY if remote.addresses else OBJECTS if remote.bucket else MOONCAKE if remote.master else None
     if needed is not None and find_spec(needed.module) is None:
         raise ConfigError(
             "remote-library", f"remotes.{remote.name}: {needed.of} needs a library: install kvserver[{needed.extra}]"
         )
+    for file, package in LOADED_BY_MOONCAKE.items() if remote.master else ():
+        if not _is_loadable(file):
+            raise ConfigError(
+                "remote-library", f"remotes.{remote.name}: {MOONCAKE.of} needs {file}: install the package {package}"
+            )
     if remote.plugin and not _is_installed(remote.plugin.partition(":")[0].partition(".")[0]):
         # Only the outermost package is looked for: anything below would run code of it here.
         raise ConfigError(
@@ -49,13 +60,23 @@ def _is_installed(package: str) -> bool:
         return False
 
 
-def open_store(remote: Remote, *, only_looks: bool = False) -> Store:
+def _is_loadable(file: str) -> bool:
+    try:
+        ctypes.CDLL(file)
+    except OSError:
+        return False
+    return True
+
+
+def open_store(remote: Remote, *, only_looks: bool = False, arena: memoryview | None = None) -> Store:
     """Opens a store. A Valkey is connected to with its first call; a directory must be there, and an object store must
     do what is needed. Raises StoreError.
 
-    only_looks: the caller changes nothing there."""
+    only_looks: the caller changes nothing there. arena: memory that most payloads lie in."""
     if remote.directory:
         return DirectoryStore(remote.directory, only_looks=only_looks)
+    if remote.master:
+        return _open_mooncake(remote, only_looks=only_looks, arena=arena)
     if remote.bucket or remote.plugin:
         return ObjectStore(open_driver(remote), node=remote.url, only_looks=only_looks)
     from kvserver.remote.valkey import Settings, ValkeyStore  # noqa: PLC0415 - the library is an extra
@@ -72,6 +93,13 @@ def open_store(remote: Remote, *, only_looks: bool = False) -> Store:
         connections=remote.threads,
     )
     return ValkeyStore(settings)
+
+
+def _open_mooncake(remote: Remote, *, only_looks: bool, arena: memoryview | None) -> Store:
+    assert remote.master is not None
+    transport: Transport = remote.transport  # type: ignore[assignment]  # one of them, as was seen when it was read
+    objects = MooncakeObjects(MooncakePlace(*remote.master, transport), arena=arena, lasting=NOTES)
+    return mooncake_store(objects, node=remote.url, only_looks=only_looks)
 
 
 def open_driver(remote: Remote) -> Driver:

@@ -8,9 +8,9 @@ remove old chunks and no note: a note that is lost counts as a Clear.
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from kvserver.remote.chunk_value import (
     FORMAT,
@@ -58,17 +58,34 @@ class Waits(NamedTuple):
 USUAL = Waits()
 
 
+class Log(Protocol):
+    """The announcements of one namespace. Calls may come from one thread at a time."""
+
+    def append(self, epoch: int, batch: bytes) -> None: ...
+    def read(self, epoch: int, after: Cursor | None) -> Announced: ...
+    def drop(self, epoch: int) -> None: ...
+
+
 class ObjectStore:
     """A Store over a driver (kvserver/remote/store.py)."""
 
-    def __init__(self, driver: Driver, *, node: str, waits: Waits = USUAL, only_looks: bool = False) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        *,
+        node: str,
+        waits: Waits = USUAL,
+        only_looks: bool = False,
+        log: Callable[[str], Log] | None = None,
+    ) -> None:
         """node: the place, as errors name it. Raises StoreError if the store cannot be asked, or lacks what is needed.
 
-        only_looks: nothing is written there now."""
+        only_looks: nothing is written there now. log: of announcements in a folder, where names cannot be listed."""
         self._driver = driver
         self._node = node
         self._waits = waits
-        self._logs: OrderedDict[NamespaceName, AnnouncementObjects] = OrderedDict()
+        self._logs: OrderedDict[NamespaceName, Log] = OrderedDict()
+        self._new_log = log or self._listed_log
         if not only_looks:
             try:
                 self._prove()
@@ -169,16 +186,17 @@ class ObjectStore:
             raise start
         return start
 
-    def _log(self, of: NamespaceName) -> AnnouncementObjects:
+    def _log(self, of: NamespaceName) -> Log:
         if of in self._logs:
             self._logs.move_to_end(of)
         else:
             if len(self._logs) >= LOGS_MAX:
                 self._logs.popitem(last=False)
-            folder = "/".join((*of.pieces(), ANNOUNCED)) + "/"
-            waits = self._waits
-            self._logs[of] = AnnouncementObjects(self._driver, folder, waits.note_s, every_s=waits.announced_every_s)
+            self._logs[of] = self._new_log("/".join((*of.pieces(), ANNOUNCED)) + "/")
         return self._logs[of]
+
+    def _listed_log(self, folder: str) -> Log:
+        return AnnouncementObjects(self._driver, folder, self._waits.note_s, every_s=self._waits.announced_every_s)
 
     def _prove(self) -> None:
         """Tries what a chunk needs, on an object of its own. Raises StoreError that says what the store cannot do."""

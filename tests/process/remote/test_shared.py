@@ -10,6 +10,7 @@ import pytest
 
 from tests.process.engine import Engine, prompt
 from tests.process.harness import Server, resume, stop, until
+from tests.rigs.mooncake_server import MooncakeServer
 from tests.rigs.s3_server import S3Server
 from tests.rigs.tls_server import make_certificates, tls_server
 from tests.rigs.valkey_server import ValkeyCluster, ValkeyServer
@@ -23,7 +24,10 @@ def s3() -> Iterator[S3Server]:
         yield server
 
 
-@pytest.fixture(params=["directory", "valkey", pytest.param("s3", marks=pytest.mark.stores)])
+HEAVY = [pytest.param(kind, marks=pytest.mark.stores) for kind in ("s3", "mooncake")]
+
+
+@pytest.fixture(params=["directory", "valkey", *HEAVY])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """URL of an empty store, with what it needs."""
     if request.param == "directory":
@@ -31,6 +35,10 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         return
     if request.param == "s3":
         yield request.getfixturevalue("s3").url(tmp_path)
+        return
+    if request.param == "mooncake":
+        with MooncakeServer() as mooncake:
+            yield mooncake.url
         return
     with ValkeyServer() as valkey:
         yield f"valkey://127.0.0.1:{valkey.port}"
@@ -139,11 +147,17 @@ def test_a_brain_that_missed_a_clear_drops_what_was_cleared(url: str, dies: bool
         assert second.lookup(story).chunks == 0
 
 
-@pytest.mark.parametrize("kind", ["valkey", pytest.param("s3", marks=pytest.mark.stores)])
+@pytest.mark.parametrize("kind", ["valkey", *HEAVY])
 def test_a_store_that_stops_answering_delays_no_lookup_and_is_used_again(kind: str, tmp_path: Path) -> None:
     stories = [prompt(seed, CHUNKS) for seed in range(10, 14)]
-    with ValkeyServer() if kind == "valkey" else S3Server() as store:
-        url = store.url(tmp_path) if isinstance(store, S3Server) else f"valkey://127.0.0.1:{store.port}"
+    servers = {"valkey": ValkeyServer, "s3": S3Server, "mooncake": MooncakeServer}
+    with servers[kind]() as server:
+        url = {
+            "valkey": lambda: f"valkey://127.0.0.1:{server.port}",
+            "s3": lambda: server.url(tmp_path),
+            "mooncake": lambda: server.url,
+        }[kind]()
+        store = server.master if kind == "mooncake" else server
         with machines(url, write="through") as (one, first, _, second):
             for story in stories[:2]:
                 first.store(story)

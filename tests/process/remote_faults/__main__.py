@@ -10,14 +10,21 @@ from functools import partial
 
 from tests.process.campaign import run_campaign
 from tests.process.remote_faults.clears import run_clears
-from tests.process.remote_faults.outages import run_outages
-from tests.process.remote_faults.scenarios import run_files, run_objects, run_proxy, run_s3_proxy, run_values
+from tests.process.remote_faults.outages import KINDS, run_outages
+from tests.process.remote_faults.scenarios import (
+    run_files,
+    run_mooncake,
+    run_objects,
+    run_proxy,
+    run_s3_proxy,
+    run_values,
+)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=20_000, help="in all scenarios together")
-    parser.add_argument("--outages", type=int, default=20, help="of a Valkey; of S3 and a directory a quarter of them")
+    parser.add_argument("--outages", type=int, default=20, help="of a Valkey; of any other store a quarter of them")
     parser.add_argument("--stopped-s", type=float, default=60.0, help="length of each")
     parser.add_argument("--clears", type=int, default=1000, help="with short leases; with usual ones a fiftieth")
     parser.add_argument("--seed", type=int, default=1)
@@ -30,6 +37,7 @@ def main() -> int:
         "proxy": partial(run_proxy, share, options.seed),
         "proxy, many faults": partial(run_proxy, share, options.seed + 1, 0.12),
         # A call of S3 takes some twenty times as long as one of a Valkey.
+        "objects of mooncake": partial(run_mooncake, share // 4, options.seed),
         "objects": partial(run_objects, share // 4, options.seed),
         "proxy of s3": partial(run_s3_proxy, share // 4, options.seed),
         "outages of a valkey": partial(run_outages, options.outages, options.stopped_s, options.seed),
@@ -37,6 +45,13 @@ def main() -> int:
         "outages of a directory": partial(
             run_outages, options.outages // 4, options.stopped_s, options.seed, kind="directory"
         ),
+        **{
+            f"outages of a {kind}": partial(
+                run_outages, options.outages // 4, options.stopped_s, options.seed, kind=kind
+            )
+            for kind in KINDS
+            if kind.startswith("mooncake")
+        },
         "clears, short leases": partial(run_clears, options.clears, options.seed, short=True),
         "clears, usual leases": partial(run_clears, options.clears // 50, options.seed, short=False),
     }

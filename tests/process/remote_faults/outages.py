@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -21,6 +21,7 @@ from kvclient import Found
 from tests.process.campaign import counted
 from tests.process.engine import Engine, Prompt, prompt
 from tests.process.harness import Server, until
+from tests.rigs.mooncake_server import MooncakeServer, Process
 from tests.rigs.s3_server import S3Server
 from tests.rigs.valkey_server import ValkeyServer
 
@@ -30,6 +31,8 @@ PATIENCE_S = 0.3
 SLACK_S = 0.2
 """For this machine, which runs two servers, two engines and a store on few cores."""
 BACK_WITHIN_S = 5.0
+ONE_TRY_S = 0.7
+"""For a prompt of a store that has lost all: then the next one."""
 DRAINED_WITHIN_S = 120.0
 """For the writes that wait after an outage: thousands of chunks, and one process serves all files of a directory."""
 KEPT = 40
@@ -112,6 +115,36 @@ class Fleet:
         assert brains == [server.brain_pid() for server in self._servers], "a brain was started again"
         assert self.back_s[-1] <= BACK_WITHIN_S, f"served again after {self.back_s[-1]:.1f} s"
 
+    def round_that_loses_all(self, store: Stoppable, stopped_s: float) -> None:
+        """The same with a store that may come back empty. Its note is lost too, so each server drops its own copies."""
+        brains = [server.brain_pid() for server in self._servers]
+        away = [self._written() for _ in range(3)]
+        self._local = [self._brought(self._written())]
+        store.stop()
+        until_s = time.monotonic() + stopped_s
+        while time.monotonic() < until_s:
+            self._work(away)
+        store.go_on()
+        began_s = time.monotonic()
+        new = until("a new prompt to come", self._comes_in_time)
+        self.back_s.append(time.monotonic() - began_s)
+        assert self._second.retrieve(new) == CHUNKS
+        assert brains == [server.brain_pid() for server in self._servers], "a brain was started again"
+        assert self.back_s[-1] <= BACK_WITHIN_S, f"served again after {self.back_s[-1]:.1f} s"
+
+    def _comes_in_time(self) -> Prompt | None:
+        """A new prompt of the first engine that the second one has from the store soon. None: it was dropped, or late.
+
+        Nothing is retrieved before: servers still drop what they have, also what a lease is for."""
+        new = self._new()
+        self._first.store(new)
+        due_s = time.monotonic() + ONE_TRY_S
+        while time.monotonic() < due_s:
+            if self._second.lookup(new).chunks == CHUNKS:
+                return new
+            time.sleep(0.02)
+        return None
+
     def _work(self, away: list[Prompt]) -> None:
         local = self._dice.choice(self._local)
         assert self._asked(self._second, local) == CHUNKS, "what is here is served"
@@ -175,8 +208,54 @@ def s3() -> Iterator[tuple[str, Stoppable]]:
         yield f"{server.url(Path(folder))}&", server
 
 
+@contextmanager
+def mooncake_master() -> Iterator[tuple[str, Stoppable]]:
+    with MooncakeServer() as server:
+        yield f"{server.url}?", server.master
+
+
+@contextmanager
+def mooncake_node() -> Iterator[tuple[str, Stoppable]]:
+    with MooncakeServer() as server:
+        yield f"{server.url}?", server.node
+
+
+class Killed:
+    """A process that is killed, and started again."""
+
+    def __init__(self, process: Process, starts: Callable[[], None]) -> None:
+        self.stop = process.kill
+        self.go_on = starts
+
+
+@contextmanager
+def mooncake_master_killed() -> Iterator[tuple[str, Stoppable]]:
+    with MooncakeServer() as server:
+        yield f"{server.url}?", Killed(server.master, server.start_master_again)
+
+
+@contextmanager
+def mooncake_node_killed() -> Iterator[tuple[str, Stoppable]]:
+    with MooncakeServer() as server:
+        yield f"{server.url}?", Killed(server.node, server.node.start)
+
+
+KINDS = {
+    "valkey": valkey,
+    "directory": mounted,
+    "s3": s3,
+    "mooncake master": mooncake_master,
+    "mooncake node": mooncake_node,
+    "mooncake master, killed": mooncake_master_killed,
+    "mooncake node, killed": mooncake_node_killed,
+}
+# The master forgets a data node, and all that it has, after ten seconds without a sign. One that was stopped for that
+# long may take its own sleep for its nodes'.
+LOSE_ALL = ("mooncake master", "mooncake node", "mooncake master, killed", "mooncake node, killed")
+
+
 def run_outages(rounds: int, stopped_s: float, seed: int, *, kind: str = "valkey") -> str:
-    with {"valkey": valkey, "directory": mounted, "s3": s3}[kind]() as (url, store):
+    with KINDS[kind]() as (url, store):
         remotes = f"fleet={url}tokens_min=0&write=through"
         with (
             Server(remotes=remotes, arena_bytes=512 << 20) as one,
@@ -186,7 +265,7 @@ def run_outages(rounds: int, stopped_s: float, seed: int, *, kind: str = "valkey
         ):
             fleet = Fleet(one, first, other, second, seed)
             for _ in range(rounds):
-                fleet.round(store, stopped_s)
+                (fleet.round_that_loses_all if kind in LOSE_ALL else fleet.round)(store, stopped_s)
             gone = sum(server.log().count("mover gone") for server in (one, other))
     waits = sorted(fleet.waited_s)
     return (

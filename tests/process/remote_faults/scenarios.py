@@ -8,14 +8,14 @@ from pathlib import Path
 from glide_sync import GlideClient, GlideClientConfiguration, NodeAddress
 
 from kvserver.remote.directory import UNFINISHED, DirectoryStore
-from kvserver.remote.objects.clouds import CloudObjects
-from kvserver.remote.objects.driver import Start
+from kvserver.remote.objects.driver import Driver, Start
 from kvserver.remote.objects.store import Waits
 from kvserver.remote.store import Store
 from kvserver.remote.valkey import Settings, ValkeyStore
 from tests.process.campaign import counted
 from tests.process.remote_faults.life import Life
 from tests.rigs.fault_proxy import FaultProxy
+from tests.rigs.mooncake_server import ListableObjects, MooncakeServer, open_mooncake
 from tests.rigs.s3_server import S3Server, cloud_objects, s3_store
 from tests.rigs.valkey_server import ValkeyServer
 
@@ -56,39 +56,49 @@ def _lived(life: Life, store: Store, proxy: FaultProxy, faults: int) -> str:
 def run_objects(faults: int, seed: int) -> str:
     """An S3 server whose objects somebody changes: flipped, cut, longer, zeroed, swapped, older, removed."""
     with S3Server() as server:
-        life = Life(seed)
-        dice = random.Random(seed)
-        store = s3_store(server, f"seed{seed}")
-        vandal = cloud_objects(server, f"seed{seed}")
-        older: dict[str, bytes] = {}
-        done: Counter[str] = Counter()
-        turns = 0
-        while done.total() < faults:
-            life.turn(store)
-            turns += 1
-            assert turns < TURNS_A_FAULT * faults
-            names = sorted(one.name for some in vandal.listed("kv1/", within_s=30) for one in some)
-            if turns % 4 or not names:
-                continue
-            name, other = dice.choice(names), dice.choice(names)
-            value = _whole(vandal, name)
-            kind = dice.choice(("flip", "cut", "longer", "zeros", "swap", "older", "gone"))
-            if kind == "gone":
-                vandal.remove([name], within_s=30)
-            elif kind == "swap":
-                vandal.replace(name, _whole(vandal, other), within_s=30)
-                vandal.replace(other, value, within_s=30)
-            else:
-                spoilt = older.get(name, value) if kind == "older" else damaged(dice, kind, value)
-                vandal.replace(name, spoilt, within_s=30)
-            older.setdefault(name, value)
-            done[kind] += 1
-        vandal.close()
-        store.close()
-        return counted({**done, **life.seen})
+        prefix = f"seed{seed}"
+        return _spoilt_objects(s3_store(server, prefix), cloud_objects(server, prefix), faults, seed)
 
 
-def _whole(objects: CloudObjects, name: str) -> bytes:
+def run_mooncake(faults: int, seed: int) -> str:
+    """A Mooncake Store whose objects somebody changes in the same ways."""
+    with MooncakeServer() as server:
+        return _spoilt_objects(open_mooncake(server), ListableObjects(server), faults, seed)
+
+
+def _spoilt_objects(store: Store, vandal: Driver, faults: int, seed: int) -> str:
+    """Uses the store until so many of its objects were spoilt, and closes both."""
+    life = Life(seed)
+    dice = random.Random(seed)
+    older: dict[str, bytes] = {}
+    done: Counter[str] = Counter()
+    turns = 0
+    while done.total() < faults:
+        life.turn(store)
+        turns += 1
+        assert turns < TURNS_A_FAULT * faults
+        names = sorted(one.name for some in vandal.listed("kv1/", within_s=30) for one in some)
+        if turns % 4 or not names:
+            continue
+        name, other = dice.choice(names), dice.choice(names)
+        value = _whole(vandal, name)
+        kind = dice.choice(("flip", "cut", "longer", "zeros", "swap", "older", "gone"))
+        if kind == "gone":
+            vandal.remove([name], within_s=30)
+        elif kind == "swap":
+            vandal.replace(name, _whole(vandal, other), within_s=30)
+            vandal.replace(other, value, within_s=30)
+        else:
+            spoilt = older.get(name, value) if kind == "older" else damaged(dice, kind, value)
+            vandal.replace(name, spoilt or b"\0", within_s=30)
+        older.setdefault(name, value)
+        done[kind] += 1
+    vandal.close()
+    store.close()
+    return counted({**done, **life.seen})
+
+
+def _whole(objects: Driver, name: str) -> bytes:
     (start,) = objects.starts([name], 1 << 30, within_s=30)
     assert isinstance(start, Start), start
     return bytes(start.beginning)

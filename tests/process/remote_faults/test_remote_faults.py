@@ -4,7 +4,14 @@ import pytest
 
 from kvserver.movers import remote_checks
 from tests.process.remote_faults.clears import run_clears
-from tests.process.remote_faults.scenarios import run_files, run_objects, run_proxy, run_s3_proxy, run_values
+from tests.process.remote_faults.scenarios import (
+    run_files,
+    run_mooncake,
+    run_objects,
+    run_proxy,
+    run_s3_proxy,
+    run_values,
+)
 
 
 def test_no_byte_of_a_damaged_value_is_delivered() -> None:
@@ -21,6 +28,11 @@ def test_no_byte_of_a_damaged_stream_is_delivered() -> None:
 
 def test_no_byte_of_a_damaged_object_is_delivered() -> None:
     assert "right" in run_objects(40, seed=3)
+
+
+@pytest.mark.stores
+def test_no_byte_of_a_damaged_object_of_mooncake_is_delivered() -> None:
+    assert "right" in run_mooncake(40, seed=3)
 
 
 def test_no_byte_of_a_damaged_answer_of_s3_is_delivered() -> None:

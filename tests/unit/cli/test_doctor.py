@@ -17,6 +17,7 @@ import kvserver
 from kvserver.cli.doctor import doctor
 from kvserver.cli.doctor.doctor import CHECKS, examine
 from kvserver.config.config import Config
+from kvserver.movers import remote_store
 from kvserver.supervisor.machine_memory import RESERVE_BYTES, Memory
 from kvserver.units import GIB, MIB, TIB
 from tests.rigs.valkey_server import ValkeyServer
@@ -244,6 +245,7 @@ def test_a_cache_directory_that_can_never_be_one_fails(tmp_path: Path) -> None:
     [
         ("valkey://127.0.0.1:9", "glide_sync", "install kvserver[valkey]"),
         ("s3://bucket", "obstore", "install kvserver[object-stores]"),
+        ("mooncake://127.0.0.1:9", "mooncake", "install kvserver[mooncake]"),
         ("plugin://no_such.module:Store", "", "no_such.module:Store is not installed in this environment"),
     ],
 )
@@ -256,6 +258,14 @@ def test_a_remote_store_whose_library_is_missing_says_what_to_install(
     assert verdict == "fail"
     assert "remote-library" in text
     assert text.endswith(said)
+
+
+def test_a_mooncake_store_whose_system_library_is_missing_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_store, "LOADED_BY_MOONCAKE", {"libnosuch.so.7": "libnosuch7"})
+    monkeypatch.setattr(remote_store, "find_spec", lambda _: object())
+    verdict, text = doctor.remote_store(Config(remotes="fleet=mooncake://127.0.0.1:9"))
+    assert verdict == "fail"
+    assert text.endswith("a Mooncake Store needs libnosuch.so.7: install the package libnosuch7")
 
 
 def test_no_remote_store_is_fine() -> None:

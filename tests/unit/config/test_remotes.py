@@ -51,6 +51,13 @@ def test_a_directory_has_a_path_and_no_address() -> None:
     assert remote.directory == "/mnt/kv cache"
 
 
+def test_a_mooncake_store_has_a_master_and_a_transport() -> None:
+    usual, own = parse("a=mooncake://[fd00::7]")[0], parse("a=mooncake://m.internal:7?transport=rdma")[0]
+    assert (usual.master, usual.transport) == (("fd00::7", 50_051), "tcp")
+    assert (own.master, own.transport) == (("m.internal", 7), "rdma")
+    assert (own.addresses, own.bucket, parse("a=s3://bucket")[0].master) == ((), "", None)
+
+
 def test_a_bucket_has_a_prefix_and_no_address() -> None:
     text = (
         "a=s3://kv-cache.7/team_1/a=b/?endpoint=https%3A%2F%2Fs3.internal%3A9000&region=eu-1&username=id&password_env=K"
@@ -109,6 +116,17 @@ def test_without_stores_there_is_none() -> None:
         ("a=s3://bucket?ttl_s=77", "ttl_s is for Valkey and Redis, not for S3"),
         ("a=gs://bucket?username=x&password_env=X", "username is for Valkey and Redis, S3, Azure, not for Google"),
         ("a=az://box?region=eu", "region is for S3, not for Azure"),
+        ("a=s3://bucket?transport=rdma", "transport is for Mooncake, not for S3"),
+        ("a=mooncake://h?ttl_s=77", "ttl_s is for Valkey and Redis, not for Mooncake"),
+        (
+            "a=mooncake://h?password_env=X",
+            "password_env is for Valkey and Redis, S3, Azure, a plug-in, not for Mooncake",
+        ),
+        ("a=mooncake://h?transport=udp", "transport='udp' must be tcp | rdma"),
+        ("a=mooncake://h,i", "names 2 nodes: expected 1 master"),
+        ("a=mooncake://h:0", "'h:0' is no address"),
+        ("a=mooncake://", "'' is no address"),
+        ("a=mooncake://h/x", "has a path '/x'"),
         ("a=s3://", "'' is no bucket: expected s3://BUCKET"),
         ("a=s3://Bucket", "'Bucket' is no bucket"),
         ("a=s3://bucket/a/../b", "prefix 'a/../b' must have at most 256 characters"),

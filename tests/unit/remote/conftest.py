@@ -1,4 +1,4 @@
-"""Stores for the tests of the contract: a directory, a Valkey, a cluster of three masters, and object stores."""
+"""Stores for the tests of the contract: a directory, a Valkey, a cluster, object stores and a Mooncake Store."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +12,7 @@ from kvserver.remote.objects.store import ObjectStore
 from kvserver.remote.store import Store
 from kvserver.remote.valkey import Settings, ValkeyStore
 from tests.rigs.azure_server import AzureServer
+from tests.rigs.mooncake_server import MooncakeServer, open_mooncake
 from tests.rigs.s3_server import UNHURRIED, S3Server, s3_store
 from tests.rigs.valkey_server import ValkeyCluster, ValkeyServer
 
@@ -44,6 +45,26 @@ def azure() -> Iterator[AzureServer]:
         yield server
 
 
+@pytest.fixture(scope="package")
+def mooncake_server() -> Iterator[MooncakeServer]:
+    with MooncakeServer() as server:
+        yield server
+
+
+@pytest.fixture
+def mooncake(mooncake_server: MooncakeServer) -> MooncakeServer:
+    """A store that is empty."""
+    mooncake_server.empty()
+    return mooncake_server
+
+
+@pytest.fixture
+def lists(request: pytest.FixtureRequest) -> None:
+    """Leaves out a store that cannot list names (tests/unit/remote/test_mooncake.py)."""
+    if "mooncake" in request.node.callspec.params.values():
+        pytest.skip("its client cannot list names")
+
+
 @pytest.fixture
 def memory() -> object:
     """What all stores of a test have in common, and nothing outside of it: one of the library's own stores."""
@@ -51,16 +72,19 @@ def memory() -> object:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests with an S3 server are left out of `make test`, as those with two of our servers are."""
+    """Tests with a heavy server are left out of `make test`, as those with two of our servers are."""
     for item in items:
         parameters = getattr(getattr(item, "callspec", None), "params", {}).values()
-        if "s3" in getattr(item, "fixturenames", ()) or {"s3", "azure", "opendal"} & {
-            one for one in parameters if isinstance(one, str)
-        }:
+        if {"s3", "mooncake", "own_mooncake"} & set(getattr(item, "fixturenames", ())) or {
+            "s3",
+            "azure",
+            "opendal",
+            "mooncake",
+        } & {one for one in parameters if isinstance(one, str)}:
             item.add_marker(pytest.mark.stores)
 
 
-@pytest.fixture(params=["directory", "valkey", "cluster", "s3", "azure", "memory"])
+@pytest.fixture(params=["directory", "valkey", "cluster", "s3", "azure", "memory", "mooncake"])
 def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
     """Opens the same empty store again and again, as several servers do."""
     opened: list[Store] = []
@@ -69,6 +93,8 @@ def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
         opened.append(_open(request, tmp_path))
         return opened[-1]
 
+    if request.param == "mooncake":
+        request.getfixturevalue("mooncake")
     yield opens
     for store in opened:
         store.close()
@@ -91,6 +117,8 @@ def _open(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
         return azure.store(tmp_path.name)
     if request.param == "s3":
         return s3_store(request.getfixturevalue("s3"), tmp_path.name)
+    if request.param == "mooncake":
+        return open_mooncake(request.getfixturevalue("mooncake"))
     is_cluster = request.param == "cluster"
     if is_cluster:
         addresses = tuple(("127.0.0.1", server.port) for server in request.getfixturevalue("cluster").servers)

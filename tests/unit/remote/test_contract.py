@@ -187,11 +187,11 @@ def test_many_threads_read_and_write_their_own_chunks(store: Store) -> None:
 
 def test_facts_name_the_kind_and_say_what_an_operator_should_change(store: Store) -> None:
     facts = store.facts()
-    assert facts.kind in ("directory", "valkey", "s3", "az")
+    assert facts.kind in ("directory", "valkey", "s3", "az", "mooncake")
     assert facts.version
-    # None of them is set up to make room by itself.
-    assert not facts.evicts
-    assert facts.warnings
+    # Of the others none is set up to make room by itself.
+    assert bool(facts.evicts) == (facts.kind == "mooncake")
+    assert bool(facts.warnings) != facts.evicts
 
 
 def listed(store: Store) -> set[Listed]:
@@ -204,6 +204,7 @@ def noted(store: Store, tenant: str) -> set[bytes]:
     return {name.namespace for name in found}
 
 
+@pytest.mark.usefixtures("lists")
 def test_all_that_a_namespace_has_is_listed_with_its_bytes_and_nothing_of_another(opener: Opener) -> None:
     store = opener()
     names = [*(name_of(seed) for seed in range(1, 8)), name_of(8, epoch=3), name_of(9, ranks="r0")]
@@ -222,6 +223,7 @@ def test_all_that_a_namespace_has_is_listed_with_its_bytes_and_nothing_of_anothe
     assert sum(value.bytes for value in found) == sum(len(encode(h)) + h.payload_bytes for h in heads.values())
 
 
+@pytest.mark.usefixtures("lists")
 def test_a_list_tells_when_a_chunk_was_used_or_that_the_store_sees_to_it(store: Store) -> None:
     name = name_of(1)
     store.write(name, head_of(name), payloads_of(head_of(name)))
@@ -230,6 +232,7 @@ def test_a_list_tells_when_a_chunk_was_used_or_that_the_store_sees_to_it(store: 
     assert (told.used_s is None) == (store.facts().kind == "valkey")
 
 
+@pytest.mark.usefixtures("lists")
 def test_values_that_were_listed_can_be_dropped_whatever_they_are_and_the_others_stay(opener: Opener) -> None:
     store = opener()
     old = [name_of(1, epoch=3), name_of(2, epoch=3, ranks="r0"), name_of(3, epoch=3)]
@@ -243,6 +246,7 @@ def test_values_that_were_listed_can_be_dropped_whatever_they_are_and_the_others
     assert read_whole(store, 1, heads[name_of(1)]) == payloads_of(heads[name_of(1)])
 
 
+@pytest.mark.usefixtures("lists")
 def test_namespaces_with_a_note_are_listed_for_their_tenant(store: Store) -> None:
     for number in range(5):
         store.replace_note(NAMESPACE._replace(namespace=bytes([number] * 32)), b"note")
@@ -318,6 +322,7 @@ def test_announcements_that_were_dropped_are_not_read_and_those_of_other_epochs_
     assert (told_to(store)[0], told_to(store, epoch=6)[0]) == ([], [8])
 
 
+@pytest.mark.usefixtures("lists")
 def test_announcements_are_neither_chunks_nor_notes(store: Store) -> None:
     name = name_of(1)
     store.announce(name.of, name.epoch, pack([8]))
