@@ -1,4 +1,4 @@
-"""Invariants of the remote tier."""
+"""Invariants of the remote stores."""
 
 from kvserver.service.state.core import Core
 from kvserver.service.state.remote_tier import (
@@ -15,7 +15,7 @@ from kvserver.service.state.remote_tier import (
 
 def fetches(core: Core) -> set[int]:
     """Numbers of the reads that are under way: they write into slots, as stores do."""
-    jobs = core.remote.jobs.values() if core.remote is not None else ()
+    jobs = (job for tier in core.remotes for job in tier.jobs.values())
     return {job.number for job in jobs if isinstance(job, FetchJob)}
 
 

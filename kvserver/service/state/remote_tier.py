@@ -1,11 +1,15 @@
-"""The remote tier: its namespaces' epochs, the prompts that it looks for, its jobs, and the mover process."""
+"""One remote store: its namespaces' epochs, the prompts that are looked for in it, its jobs, and its mover process.
+
+Stores know nothing of each other. Whoever chooses among several is in requests/pursuits.py.
+"""
 
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from kvserver.config.remotes import Remote
+from kvserver.index.eviction import CAME, REMOTE
 from kvserver.index.space import Node, Space
 from kvserver.remote.announcement import GONE, STORED, UNKNOWN, WRITTEN, Kind, KnownChunks, mark_of
 from kvserver.remote.chunk_value import Head
@@ -14,6 +18,7 @@ from kvserver.service.state.announcements import DOUBTED_MS, MILLISECOND_NS, Ann
 from kvserver.service.state.clears import Clear
 from kvserver.service.state.movers import Mover
 from kvserver.service.state.outbox import Outbox
+from kvserver.service.telling.counters import RemoteCount, RemoteCounts, RemoteWanted
 from kvserver.tiers.placement import Rate
 from kvserver.wire.messages import KEY_BYTES
 from kvserver.wire.orders import Order, RemoteIs
@@ -28,6 +33,10 @@ USED_MAX = 1024
 """Used prefixes whose chunks have not been offered to be written yet."""
 QUEUE_MAX = 8192
 """Chunks that wait to be written."""
+MEASURED_NS = 600_000_000_000
+"""A store from which nothing was read for so long is measured anew."""
+ANSWERS_KEPT = 0.7
+"""Share of the time of a probe that the times before it make up."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -208,10 +217,16 @@ class NamespaceEpoch:
 
 
 class RemoteTier:
-    """Everything that exists only with a remote store."""
+    """Everything that exists only with this store."""
 
-    def __init__(self, remote: Remote, out: Outbox, now_ns: int) -> None:
+    def __init__(self, remote: Remote, out: Outbox, now_ns: int, *, number: int = 0, name: str = "") -> None:
+        """number: its place among the stores. name: its name where there are several; empty if it is the only one."""
         self.remote = remote
+        self.name = name
+        self.mark_bit, self.came_bit = REMOTE << number, CAME << number
+        """Its bits of Node.queued."""
+        self.counts = RemoteCounts()
+        """What the counters of all stores have of this one."""
         self._out = out
         self.mover: Mover | None = None
         self.start_at_ns = now_ns
@@ -238,6 +253,36 @@ class RemoteTier:
         self.fetching_bytes = self.putting_bytes = 0
         """Bytes that are being read and written."""
         self.reads = Rate()
+        self.answer_s = 0.0
+        """How long it took lately to tell what it has."""
+        self._read_ns = 0
+        """When chunks were read the last time."""
+
+    @property
+    def device(self) -> str:
+        """What logs and metrics call it beside other devices."""
+        return self.name or "remote"
+
+    @property
+    def named(self) -> tuple[tuple[str, object], ...]:
+        """Its name as a field of a log line, if there are several stores."""
+        return (("remote", self.name),) if self.name else ()
+
+    def count(self, what: RemoteCount, number: int = 1) -> None:
+        """Counts for this store and for all together."""
+        self._out.counters.add(what, number)
+        self.counts.add(what, number)
+
+    def failed(self, wanted: RemoteWanted, fault: str) -> None:
+        """Counts a chunk that the store did not give or take, or a call for announcements."""
+        self._out.counters.remote_failed(wanted, fault)
+        self.counts.failed(wanted, fault)
+
+    def seconds_for(self, count: int, now_ns: int) -> float:
+        """How long that many bytes will take to come, as far as was measured. 0: it is to be measured."""
+        if not self.reads.measured or now_ns - self._read_ns > MEASURED_NS:
+            return 0.0
+        return self.answer_s + self.reads.seconds_for(self.fetching_bytes + count)
 
     # ---------------------------------------------------------------- the mover
 
@@ -294,6 +339,11 @@ class RemoteTier:
                 job.pursuit.read_ends()
                 self.fetching_bytes -= job.bytes
                 self.reads.ended(job.bytes if moved else 0, now_ns)
+                self._read_ns = now_ns if moved else self._read_ns
+            case ProbeJob() if moved:
+                took_s = (now_ns - job.began_ns) / 1e9
+                kept = ANSWERS_KEPT if self.answer_s else 0.0
+                self.answer_s = kept * self.answer_s + (1 - kept) * took_s
             case PutJob():
                 self.putting_bytes -= job.bytes
             case NoteJob() if job.digest in self.epochs:
@@ -305,8 +355,11 @@ class RemoteTier:
 
     # ---------------------------------------------------------------- epochs
 
-    def uses(self, digest: bytes, last_seen: int | None, fresh: Callable[[], int]) -> NamespaceEpoch:
-        """A namespace is used from now on. last_seen: the epoch of our own chunks. fresh: makes a random one."""
+    def uses(self, digest: bytes, epochs: Mapping[str, int], fresh: Callable[[], int]) -> NamespaceEpoch:
+        """A namespace is used from now on. epochs: those of our own chunks, by store. Any of them stands for that of a
+        store that is not among them: if it is another store, it cannot tell what was cleared meanwhile. fresh: makes
+        a random one."""
+        last_seen = epochs.get(self.name, next(iter(epochs.values()), None))
         known = self.epochs[digest] = NamespaceEpoch(lease=EpochLease(last_seen=last_seen, fresh=fresh))
         return known
 
@@ -344,6 +397,15 @@ class RemoteTier:
             self._forgot_until_ns = now_ns + DOUBTED_MS * MILLISECOND_NS
         return now_ns < self._forgot_until_ns
 
+    def is_announced(self, space: Space, key: bytes, now_ns: int) -> bool:
+        """It was told that the store has a chunk."""
+        epoch = self.epoch_of(space, now_ns)
+        return epoch is not None and self.known.kind(self.mark(space, epoch, key)) == WRITTEN
+
+    def may_have(self, space: Space, key: bytes, now_ns: int) -> bool:
+        """The store has a chunk, or what servers have told cannot be read."""
+        return not self.is_unannounced(space, key, now_ns)
+
     def is_unannounced(self, space: Space, key: bytes, now_ns: int) -> bool:
         """Nobody has told that the store has a chunk, and whoever has written one would have."""
         epoch = self.epoch_of(space, now_ns)
@@ -355,10 +417,10 @@ class RemoteTier:
 
     def owe_clear(self, digest: bytes, clear: Clear | None, fresh: Callable[[], int]) -> None:
         """A namespace was cleared here: the store is to get a new epoch, and whoever waits in `clear` is told then."""
-        known = self.epochs.get(digest) or self.uses(digest, None, fresh)
+        known = self.epochs.get(digest) or self.uses(digest, {}, fresh)
         known.owe(clear)
         if clear is not None:
-            clear.await_store(digest)
+            clear.await_store(self.name, digest)
 
     @property
     def clears_owed(self) -> int:

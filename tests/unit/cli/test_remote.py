@@ -126,7 +126,7 @@ def test_inspect_is_ended_at_its_bounds_and_says_so(scene: Scene) -> None:
 
 def test_inspect_stops_listing_when_its_time_is_over(scene: Scene) -> None:
     lines: list[str] = []
-    named = load(None, {"remotes": scene.flags[1]})[0].remote
+    (named,) = load(None, {"remotes": scene.flags[1]})[0].remote_stores
     assert named is not None
     with remote_look.opened(named) as store:
         look = remote_look.Look(store, named, remote_look.Bounds(1000, -1.0), lines.append)
@@ -310,7 +310,7 @@ def test_sweep_removes_what_was_not_used_for_so_many_days_if_it_is_asked_to(scen
 
 
 def test_a_store_that_does_not_tell_what_is_old_is_swept_of_nothing_that_counts(scene: Scene) -> None:
-    named = load(None, {"remotes": scene.flags[1]})[0].remote
+    (named,) = load(None, {"remotes": scene.flags[1]})[0].remote_stores
     assert named is not None
     values = scene.store.values
     scene.store.values = lambda of: ([one._replace(used_s=None) for one in some] for some in values(of))  # type: ignore[method-assign, assignment]
@@ -331,7 +331,7 @@ def test_sweep_ends_at_its_bounds_and_takes_its_time(scene: Scene) -> None:
     assert ran("sweep", "--yes", "--limit", "1", *scene.flags).startswith(
         "ended after 1 names (--limit); removed of 1 epochs: 1 chunks, "
     )
-    named = load(None, {"remotes": scene.flags[1]})[0].remote
+    (named,) = load(None, {"remotes": scene.flags[1]})[0].remote_stores
     assert named is not None
     slept: list[float] = []
     bounds = remote_look.Bounds(1000, -1.0)
@@ -345,7 +345,7 @@ def test_sweep_ends_at_its_bounds_and_takes_its_time(scene: Scene) -> None:
 
 def test_sweep_leaves_what_is_written_after_a_clear_that_comes_while_it_lists(scene: Scene) -> None:
     """The note is read behind the list: what the list has of a later epoch belongs to the note that is read."""
-    named = load(None, {"remotes": scene.flags[1]})[0].remote
+    (named,) = load(None, {"remotes": scene.flags[1]})[0].remote_stores
     assert named is not None
     values = scene.store.values
     new = name_of(5, epoch=99)
