@@ -18,7 +18,7 @@ from kvserver.cli.values import key as digest
 from kvserver.cli.values import seconds, whole
 from kvserver.config.config import Config, load
 from kvserver.config.paths import default_socket
-from kvserver.errors import ConfigError
+from kvserver.errors import ConfigError, DeviceError
 
 if TYPE_CHECKING:
     from kvserver.config.remotes import Remote
@@ -164,12 +164,22 @@ def clear(
     from kvserver.cli import remote_look
     from kvserver.remote.epoch_lease import LEASE_S
 
+    problems: list[str] = []
     for remote in named:
-        with remote_look.opened(remote) as opened:
-            count = remote_look.clear(opened, remote, of or remote_look.all_namespaces(opened, remote))
         where = f"in {remote.name}: " if len(named) > 1 else ""
+        try:
+            with remote_look.opened(remote) as opened:
+                count = remote_look.clear(opened, remote, of or remote_look.all_namespaces(opened, remote))
+        except (ConfigError, DeviceError) as problem:
+            if len(named) == 1:
+                raise
+            problems.append(problem.code)
+            typer.echo(f"{where}not cleared: {problem.message}")
+            continue
         said = f"{count:,} namespaces; within {LEASE_S:g} s no server finds what the store had of them"
         typer.echo(f"{where}cleared: {said}")
+    if len(problems) == len(named) or set(problems) - {"remote-namespace"}:
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -29,7 +29,6 @@ class RemoteRig(Rig):
     def meet_mover(self) -> None:
         """The brain starts the mover of the store, and asks it for the namespace's note."""
         self.handle(Tick())
-        assert self.core.remotes
         assert self.core.remotes[0].mover is not None
         self.mover = self.core.remotes[0].mover.number
         self.handle(Tick())

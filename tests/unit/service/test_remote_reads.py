@@ -149,7 +149,6 @@ def assert_nobody_waits(rig: RemoteRig, keys: bytes) -> None:
 def test_a_prefix_that_is_computed_faster_than_read_is_computed() -> None:
     rig, keys = RemoteRig(), chain(1, 5)
     rig.core.bounds = dataclasses.replace(rig.core.bounds, recompute_tokens_per_s=10**9)
-    assert rig.core.remotes
     rig.core.remotes[0].reads.began(0)
     rig.core.remotes[0].reads.ended(2 << 20, 10**9)
     assert rig.client.lookup(keys).coming == 5
@@ -160,7 +159,6 @@ def test_a_prefix_that_is_computed_faster_than_read_is_computed() -> None:
 
 def measured(rig: RemoteRig, *, read_ms: int, load_ms: int = 0, age_ns: int = 0) -> None:
     """The times that five chunks take from the store, and from DRAM to the engine. Computing them takes 100 ms."""
-    assert rig.core.remotes
     space = rig.core.chunks.spaces[NAMESPACE]
     count = 5 * space.parts[0].payload_bytes
     times = (2 << 20) // count + 1  # too few bytes are not measured
@@ -249,7 +247,6 @@ def test_explain_says_how_far_the_store_is_with_a_missed_chunk() -> None:
 
 def test_explain_says_what_keeps_a_namespace_from_the_store() -> None:
     rig, keys = RemoteRig(), chain(1, 1)
-    assert rig.core.remotes
     rig.core.remotes[0].owe_clear(NAMESPACE, None, rig.core.fresh_epoch)
     assert explained(rig, keys)[0] == "clear-owed"
     rig.core.remotes[0].epochs[NAMESPACE].taken()
