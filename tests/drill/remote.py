@@ -8,10 +8,11 @@ from tests.drill.service import REQUESTS, SERVICE, STATE
 REMOTE = f"{SERVICE}/remote"
 ANNOUNCEMENTS = f"{REMOTE}/announcements.py"
 READS, EPOCHS, WRITES = f"{REMOTE}/reads.py", f"{REMOTE}/epochs.py", f"{REMOTE}/writes.py"
+SEVERAL = "tests/unit/service/test_several_remotes.py"
 OWN_TESTS = (
     *("tests/unit/service/test_remote_reads.py", "tests/unit/service/test_remote_epochs.py"),
     *("tests/unit/service/test_remote_writes.py", "tests/unit/service/test_remote_announcements.py"),
-    *("tests/unit/service/test_remote_status.py", "tests/unit/service/test_several_remotes.py"),
+    *("tests/unit/service/test_remote_status.py", SEVERAL),
     *("tests/unit/remote/test_epoch_lease.py", "tests/process/remote"),
 )
 
@@ -194,6 +195,7 @@ BUGS = (
         "kvserver/service/holdings/chunks.py",
         r"if pending is not None and job in pending\.parts\.values\(\): self\.discard\(pending\.space, node, reason\)",
         "for part in list(pending.parts if pending else ()):\n            self.give_up(node, part, job, reason)",
+        (SEVERAL,),
     ),
     Bug(
         "P8",
@@ -201,6 +203,7 @@ BUGS = (
         f"{STATE}/clears.py",
         r"self\.stores\.discard\(\(store, namespace\)\)",
         "self.stores = {known for known in self.stores if known[1] != namespace}",
+        (SEVERAL,),
     ),
     Bug(
         "P8",
@@ -208,6 +211,7 @@ BUGS = (
         f"{STATE}/remote_tier.py",
         r"last_seen = epochs\.get\(self\.name, next\(iter\(epochs\.values\(\)\), None\)\)",
         "last_seen = epochs.get(self.name)",
+        (SEVERAL,),
     ),
     Bug(
         "P8",
@@ -215,6 +219,7 @@ BUGS = (
         WRITES,
         r"if any\(node\.queued & other[^\n]*",
         "if False:",
+        (SEVERAL,),
     ),
     Bug(
         "P8",
@@ -222,6 +227,7 @@ BUGS = (
         WRITES,
         r"return not node\.queued & STORED and [^\n]*",
         "return False",
+        (SEVERAL,),
     ),
     Bug(
         "P2",
@@ -229,6 +235,7 @@ BUGS = (
         f"{REQUESTS}/pursuits.py",
         r"if pursuit is None or \(len\(core\.remotes\) > 1 and _is_stalled\(core, pursuit, now_ns\)\):",
         "if pursuit is None:",
+        (SEVERAL,),
     ),
     Bug(
         "P2",
@@ -236,6 +243,7 @@ BUGS = (
         f"{REQUESTS}/pursuits.py",
         r"tier\.seconds_for\(count, now_ns\)\)",
         "-tier.seconds_for(count, now_ns))",
+        (SEVERAL,),
     ),
     Bug(
         "P2",
@@ -243,6 +251,9 @@ BUGS = (
         f"{REQUESTS}/pursuits.py",
         r"\(not tier\.is_announced\(space, key, now_ns\), ",
         "(0, ",
+        (SEVERAL,),
     ),
-    Bug("P3", "a read that was left has no end", f"{REQUESTS}/pursuits.py", r"tier\.drop\(pursuit\)", "pass"),
+    Bug(
+        "P3", "a read that was left has no end", f"{REQUESTS}/pursuits.py", r"tier\.drop\(pursuit\)", "pass", (SEVERAL,)
+    ),
 )

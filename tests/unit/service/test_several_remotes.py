@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from kvserver.remote.announcement import STORED, WRITTEN
+from kvserver.remote.announcement import GONE, STORED, WRITTEN
 from kvserver.remote.chunk_value import decode
 from kvserver.remote.epoch_lease import LEASE_S
 from kvserver.service.base.effects import PutNamespace
@@ -277,6 +277,18 @@ def test_what_came_from_one_store_is_written_to_another_only_if_that_one_says_so
         assert rig.client.lookup(KEYS[: 3 * KEY_BYTES]).chunks == 3
         assert rig.writes("near", KEYS) == []
         assert rig.writes("far", KEYS) == ([0, 1, 2] if copy == "yes" and _ == 0 else [])
+
+
+def test_what_came_from_a_store_that_has_lost_it_meanwhile_is_written_to_no_other() -> None:
+    rig = SeveralRig(near="write=through", far="write=through")
+    rig.tells("near", KEYS, (0, WRITTEN), (1, WRITTEN), (2, WRITTEN))
+    rig.tells("far", KEYS)
+    rig.client.lookup(KEYS)
+    rig.brings("near", KEYS, 0, 1, 2)
+    rig.tells("near", KEYS, (0, GONE), (1, GONE), (2, GONE))
+    assert not rig.store("near").may_have(rig.core.chunks.spaces[NAMESPACE], key(KEYS, 0), rig.now_ns)
+    rig.client.lookup(KEYS)
+    assert rig.writes("far", KEYS) == []
 
 
 def test_what_continues_a_chunk_that_is_not_written_is_not_written_either_unless_the_store_has_that_chunk() -> None:
