@@ -75,16 +75,19 @@ def _begin(
     tokens = (len(keys) // KEY_BYTES - held) * space.geometry.chunk_tokens
     open_to = [tier for tier in core.remotes if _may_be_asked(tier, space, key, tokens=tokens, now_ns=now_ns)]
     if instead_of is not None:
-        slow = next(tier for tier in core.remotes if instead_of in tier.pursuits)
-        open_to = [tier for tier in open_to if tier is not slow]
-        if open_to:
-            _leave(core, slow, instead_of, now_ns)
-    if space.find(key) is not None:
+        open_to = [
+            tier for tier in open_to if instead_of not in tier.pursuits and not tier.is_unannounced(space, key, now_ns)
+        ]
+    elif space.find(key) is not None:
         return
     tier, is_try = _choose(open_to, space, key, chunks=len(wanted), now_ns=now_ns)
     tenant = _tenant(core, session, space)
     if tier is None or tenant is None:
         return
+    if instead_of is not None:
+        _leave(core, instead_of, now_ns)
+        if space.find(key) is not None:
+            return  # some of it is stored by an engine, or is here
     epoch = tier.epoch_of(space, now_ns)
     assert epoch is not None
     parent = keys[(held - 1) * KEY_BYTES : held * KEY_BYTES] if held else b""
@@ -98,9 +101,10 @@ def _begin(
     tier.count("remote_probed", len(wanted))
 
 
-def _leave(core: Core, tier: RemoteTier, pursuit: Pursuit, now_ns: int) -> None:
+def _leave(core: Core, pursuit: Pursuit, now_ns: int) -> None:
     """Gives up what a store does not bring in time, so that another one may. Its reads keep their slots until they end,
     and bring nothing."""
+    tier = next(tier for tier in core.remotes if pursuit in tier.pursuits)
     tier.set_aside(pursuit.space.digest, pursuit.keys[0], now_ns + LEFT_MS * MILLISECOND_NS)
     for job in tier.jobs.values():
         if not isinstance(job, ProbeJob | FetchJob) or job.pursuit is not pursuit:

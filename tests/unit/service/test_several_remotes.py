@@ -234,6 +234,20 @@ def test_a_store_that_is_slow_is_given_up_for_none_that_cannot_be_used() -> None
     assert rig.client.lookup(KEYS).chunks == CHUNKS
 
 
+def test_a_store_that_is_slow_is_not_given_up_for_one_that_is_said_to_have_nothing() -> None:
+    rig = SeveralRig()
+    rig.tells("near", KEYS, (0, WRITTEN))
+    rig.tells("far", KEYS)
+    rig.client.lookup(KEYS)
+    rig.has("near", KEYS, *range(CHUNKS))
+    rig.wait_ms(rig.bounds.remote_patience_ms)
+    assert rig.client.lookup(KEYS).coming == 0
+    assert (rig.asked("near", Cancel), rig.probes("far")) == ([], [])
+    for order in rig.fetches("near"):
+        rig.report(rig.mover("near"), RemoteEnded(order.job, "", 1, SUM))
+    assert rig.client.lookup(KEYS).chunks == CHUNKS
+
+
 def test_two_stores_that_do_not_answer_are_asked_once_each_until_a_pause_is_over() -> None:
     rig = SeveralRig()
     for _ in range(10):
