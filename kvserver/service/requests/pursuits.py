@@ -37,8 +37,8 @@ def coming(core: Core, session: Session, found: LookupResult, *, wanted_min: int
     key = found.keys[found.held * KEY_BYTES : (found.held + 1) * KEY_BYTES]
     pursuit, position = _wanted(core, space, key)
     if pursuit is None or (len(core.remotes) > 1 and _is_stalled(core, pursuit, now_ns)):
-        _begin(core, session, space, keys=found.keys, held=found.held, now_ns=now_ns, instead_of=pursuit)
-        pursuit, position = _wanted(core, space, key)
+        slow, position = pursuit, 0
+        pursuit = _begin(core, session, space, keys=found.keys, held=found.held, now_ns=now_ns, instead_of=slow)
     if pursuit is None or _is_stalled(core, pursuit, now_ns):
         return 0
     return min(asked - found.held, len(pursuit.keys) - position)
@@ -65,31 +65,32 @@ def _begin(
     held: int,
     now_ns: int,
     instead_of: Pursuit | None,
-) -> None:
+) -> Pursuit | None:
     """Asks a store for the chunks after those that are held, unless that is of no use. instead_of: what makes no
     progress in another store, which is given up if one can be asked."""
     key = keys[held * KEY_BYTES : (held + 1) * KEY_BYTES]
     if not space.complete or core.operators.drain:
-        return
-    wanted = split(keys[held * KEY_BYTES :][: PROBED_MAX * KEY_BYTES])
-    tokens = (len(keys) // KEY_BYTES - held) * space.geometry.chunk_tokens
+        return None
+    chunks = len(keys) // KEY_BYTES - held
+    tokens = chunks * space.geometry.chunk_tokens
     open_to = [tier for tier in core.remotes if _may_be_asked(tier, space, key, tokens=tokens, now_ns=now_ns)]
     if instead_of is not None:
         open_to = [
             tier for tier in open_to if instead_of not in tier.pursuits and not tier.is_unannounced(space, key, now_ns)
         ]
-    elif space.find(key) is not None:
-        return
-    tier, is_try = _choose(open_to, space, key, chunks=len(wanted), now_ns=now_ns)
+    if not open_to or (instead_of is None and space.find(key) is not None):
+        return None
+    tier, is_try = _choose(open_to, space, key, chunks=min(chunks, PROBED_MAX), now_ns=now_ns)
     tenant = _tenant(core, session, space)
     if tier is None or tenant is None:
-        return
+        return None
     if instead_of is not None:
         _leave(core, instead_of, now_ns)
         if space.find(key) is not None:
-            return  # some of it is stored by an engine, or is here
+            return None  # some of it is stored by an engine, or is here
     epoch = tier.epoch_of(space, now_ns)
     assert epoch is not None
+    wanted = split(keys[held * KEY_BYTES :][: PROBED_MAX * KEY_BYTES])
     parent = keys[(held - 1) * KEY_BYTES : held * KEY_BYTES] if held else b""
     pursuit = Pursuit(
         space=space, epoch=epoch, parent=parent, keys=wanted, tenant=tenant, moved_ns=now_ns, is_try=is_try
@@ -99,6 +100,7 @@ def _begin(
     tier.begin(job, ProbeRemote(job.number, space.digest, epoch, b"".join(wanted), len(space.parts)))
     core.timers.set(now_ns + core.bounds.remote_job_ms * MILLISECOND_NS, "remote", job.number)
     tier.count("remote_probed", len(wanted))
+    return pursuit
 
 
 def _leave(core: Core, pursuit: Pursuit, now_ns: int) -> None:
