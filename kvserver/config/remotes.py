@@ -172,6 +172,8 @@ def parse(text: str) -> tuple[Remote, ...]:
     if len(found) > REMOTES_MAX:
         names = ", ".join(remote.name for remote in found)
         raise ConfigError("config-remote", f"remotes={names}: {len(found)} stores: expected {REMOTES_MAX} at most")
+    if len(copies := [remote.name for remote in found if remote.copy == "yes"]) > 1:
+        raise ConfigError("config-remote", f"remotes={', '.join(copies)}: copy=yes is for one store alone")
     for remote, other in combinations(found, 2):
         if remote.name == other.name:
             raise _wrong(remote.name, "is named twice: expected a name of its own for each store")

@@ -256,4 +256,12 @@ BUGS = (
     Bug(
         "P3", "a read that was left has no end", f"{REQUESTS}/pursuits.py", r"tier\.drop\(pursuit\)", "pass", (SEVERAL,)
     ),
+    Bug(
+        "P8",
+        "a store that copies is cleared once, while others may still copy",
+        EPOCHS,
+        r"_clear_copies\(core, tier, job\.digest, clear, now_ns\)(?= if)",
+        "pass",
+        (SEVERAL,),
+    ),
 )

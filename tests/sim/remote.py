@@ -436,8 +436,9 @@ WRITES = ("through", "through", "reuse", "never")
 
 def several(rng: Random) -> tuple[Remote, ...]:
     """Two stores, one for each name of NAMES."""
+    copies = rng.choice(("", "", *NAMES))
     texts = (
-        f"{name}=file:///{name}?tokens_min=0&write={rng.choice(WRITES)}&copy={rng.choice(('no', 'no', 'yes'))}"
+        f"{name}=file:///{name}?tokens_min=0&write={rng.choice(WRITES)}&copy={'yes' if name == copies else 'no'}"
         for name in NAMES
     )
     return parse(" ".join(texts))

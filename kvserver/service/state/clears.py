@@ -1,6 +1,7 @@
 """Clears that have begun and are not answered yet."""
 
 import logging
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -34,8 +35,8 @@ class Clear:
     what is on disk."""
     cut: Cut | None = None
     """The prefix that was cleared. How many chunks it had is known when they have gone."""
-    stores: set[tuple[str, bytes]] = field(default_factory=set)
-    """(remote store, namespace) of each clear that a store has not confirmed yet."""
+    stores: Counter[tuple[str, bytes]] = field(default_factory=Counter)
+    """(remote store, namespace) -> how often the store has still to confirm that it was cleared."""
     why: str = ""
     """Why some of the notes are not durable, or a remote store does not know; empty: all is well."""
     code: Literal["disk-clear", "remote-clear"] = "disk-clear"
@@ -59,11 +60,11 @@ class Clear:
 
     def await_store(self, store: str, namespace: bytes) -> None:
         """A remote store has to confirm that the namespace was cleared."""
-        self.stores.add((store, namespace))
+        self.stores[store, namespace] += 1
 
     def store_knows(self, store: str, namespace: bytes) -> bool:
         """A remote store has confirmed it. Returns whether all of them have."""
-        self.stores.discard((store, namespace))
+        self.stores -= Counter([(store, namespace)])
         return not self.stores
 
     def leave_stores(self) -> None:

@@ -108,6 +108,7 @@ def test_without_stores_there_is_none() -> None:
         ("a=redis://y,x:7 b=valkey://x:7,y?write=through", "remotes.b: is the same place as remotes.a"),
         ("a=file:///x b=file:///x/?threads=3", "remotes.b: is the same place as remotes.a"),
         ("a=s3://bucket/x?region=eu b=s3://bucket/x/", "remotes.b: is the same place as remotes.a"),
+        ("a=file:///x?copy=yes b=file:///y c=file:///z?copy=yes", "remotes=a, c: copy=yes is for one store alone"),
         ("a=file:///x?copy=perhaps", "copy='perhaps' must be yes | no"),
         (" ".join(f"a{n}=file:///x{n}" for n in range(5)), "a0, a1, a2, a3, a4: 5 stores: expected 4 at most"),
         ("a=valkey://x?write=evict", "is not built: expected reuse, through or never"),

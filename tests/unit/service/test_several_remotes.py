@@ -366,6 +366,38 @@ def test_a_clear_is_answered_when_every_store_knows_of_it() -> None:
     assert len({77, 78, *rig.epochs.values()}) == 4
 
 
+def test_a_store_that_copies_is_cleared_again_when_nobody_believes_the_notes_of_the_others() -> None:
+    """Until then a server that has not noticed may copy what was cleared into the new epoch."""
+    rig = SeveralRig(far="copy=yes")
+    request = Clear(rig.number(), NAMESPACE)
+    rig.client.ask(request)
+    rig.wait_ms(int(LEASE_S * 1000) - 500)
+    assert (len(rig.asked("near", WriteRemoteNote)), len(rig.asked("far", WriteRemoteNote))) == (1, 1)
+    assert (rig.client.peer, request.id) not in rig.answers
+    first = rig.epochs["far"]
+    rig.wait_ms(1_000)
+    assert (len(rig.asked("near", WriteRemoteNote)), len(rig.asked("far", WriteRemoteNote))) == (1, 2)
+    assert rig.epochs["far"] not in (78, first)
+    assert rig.answers[rig.client.peer, request.id] == Cleared(request.id, 0)
+    assert rig.client.lookup(KEYS).coming == CHUNKS
+
+
+def test_a_store_that_copies_and_confirms_late_is_cleared_again_all_the_same() -> None:
+    rig = SeveralRig(far="copy=yes")
+    rig.silent = {"far"}
+    request = Clear(rig.number(), NAMESPACE)
+    rig.client.ask(request)
+    rig.wait_ms(200)
+    (order,) = rig.asked("far", WriteRemoteNote)
+    rig.silent = set()
+    rig._obey(rig.mover("far"), order)
+    rig.wait_ms(int(LEASE_S * 1000) - 500)
+    assert (rig.client.peer, request.id) not in rig.answers
+    rig.wait_ms(1_000)
+    assert len(rig.asked("far", WriteRemoteNote)) == 2
+    assert rig.answers[rig.client.peer, request.id] == Cleared(request.id, 0)
+
+
 def test_a_clear_that_one_store_does_not_confirm_is_refused_and_names_it_and_the_other_is_used() -> None:
     rig = SeveralRig()
     rig.silent = {"far"}
