@@ -201,8 +201,8 @@ BUGS = (
         "P8",
         "a Clear is answered when one of several stores knows",
         f"{STATE}/clears.py",
-        r"self\.stores\.discard\(\(store, namespace\)\)",
-        "self.stores = {known for known in self.stores if known[1] != namespace}",
+        r"self\.stores -= Counter\(\[\(store, namespace\)\]\)",
+        "self.stores = Counter(known for known in self.stores if known[1] != namespace)",
         (SEVERAL,),
     ),
     Bug(
