@@ -165,9 +165,7 @@ def clear(
     from kvserver.remote.epoch_lease import LEASE_S
 
     problems: list[str] = []
-    for remote in sorted(named, key=lambda remote: remote.copy == "yes"):
-        if remote.copy == "yes" and len(named) > 1:
-            time.sleep(LEASE_S)  # as long servers may copy what the others had
+    for remote in named:
         where = f"in {remote.name}: " if len(named) > 1 else ""
         try:
             with remote_look.opened(remote) as opened:

@@ -49,8 +49,6 @@ class Remote(NamedTuple):
     url: str
     write: Write = "reuse"
     """reuse: chunks that are used a second time, on any machine. through: all that is stored. never: nothing."""
-    copy: str = "no"
-    """yes: chunks that came from another store are written to this one as well, as `write` says."""
     tenant: str = "-"
     """Part of all names in the store, so that permissions can be given for it."""
     prefix: str = ""
@@ -128,7 +126,7 @@ LIMITS = {
     "write_bytes_in_flight": (MIB, TIB),
     "threads": (1, 64),
 }
-CHOICES: dict[str, tuple[str, ...]] = {"write": get_args(Write), "copy": ("yes", "no"), "cluster": ("yes", "no")}
+CHOICES: dict[str, tuple[str, ...]] = {"write": get_args(Write), "cluster": ("yes", "no")}
 OPTIONS = tuple(name for name in Remote._fields if name not in ("name", "url", "own"))
 _KINDS = {
     **dict.fromkeys(VALKEYS, "Valkey and Redis"),
@@ -172,8 +170,6 @@ def parse(text: str) -> tuple[Remote, ...]:
     if len(found) > REMOTES_MAX:
         names = ", ".join(remote.name for remote in found)
         raise ConfigError("config-remote", f"remotes={names}: {len(found)} stores: expected {REMOTES_MAX} at most")
-    if len(copies := [remote.name for remote in found if remote.copy == "yes"]) > 1:
-        raise ConfigError("config-remote", f"remotes={', '.join(copies)}: copy=yes is for one store alone")
     for remote, other in combinations(found, 2):
         if remote.name == other.name:
             raise _wrong(remote.name, "is named twice: expected a name of its own for each store")

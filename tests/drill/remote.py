@@ -201,8 +201,8 @@ BUGS = (
         "P8",
         "a Clear is answered when one of several stores knows",
         f"{STATE}/clears.py",
-        r"self\.stores -= Counter\(\[\(store, namespace\)\]\)",
-        "self.stores = Counter(known for known in self.stores if known[1] != namespace)",
+        r"self\.stores\.discard\(\(store, namespace\)\)",
+        "self.stores = {known for known in self.stores if known[1] != namespace}",
         (SEVERAL,),
     ),
     Bug(
@@ -255,13 +255,5 @@ BUGS = (
     ),
     Bug(
         "P3", "a read that was left has no end", f"{REQUESTS}/pursuits.py", r"tier\.drop\(pursuit\)", "pass", (SEVERAL,)
-    ),
-    Bug(
-        "P8",
-        "a store that copies is cleared once, while others may still copy",
-        EPOCHS,
-        r"_clear_copies\(core, tier, job\.digest, clear, now_ns\)(?= if)",
-        "pass",
-        (SEVERAL,),
     ),
 )

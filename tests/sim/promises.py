@@ -515,7 +515,7 @@ class Promises:
         elif not all(self._ledger.units.get(unit) in slots for unit in units):
             raise Wrong(f"remote job {order.job} writes a slot that is not sealed")
         came_from = {self.came_from[slot] for slot in slots if slot in self.came_from}
-        if not fills and remote.copy == "no" and not came_from <= {remote.name}:
+        if not fills and not came_from <= {remote.name}:
             raise Wrong(f"remote job {order.job} writes to {remote.name} what came from {came_from}")
         self.copies[order.job] = CopyFacts("store" if fills else "retrieve", digest, units)
 

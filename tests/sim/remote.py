@@ -436,9 +436,5 @@ WRITES = ("through", "through", "reuse", "never")
 
 def several(rng: Random) -> tuple[Remote, ...]:
     """Two stores, one for each name of NAMES."""
-    copies = rng.choice(("", "", *NAMES))
-    texts = (
-        f"{name}=file:///{name}?tokens_min=0&write={rng.choice(WRITES)}&copy={'yes' if name == copies else 'no'}"
-        for name in NAMES
-    )
+    texts = (f"{name}=file:///{name}?tokens_min=0&write={rng.choice(WRITES)}" for name in NAMES)
     return parse(" ".join(texts))

@@ -9,12 +9,11 @@ import logging
 from typing import Literal
 
 from kvserver.index.space import Space
-from kvserver.remote.epoch_lease import LEASE_S, Step
+from kvserver.remote.epoch_lease import Step
 from kvserver.remote.namespace_note import NamespaceNote
 from kvserver.service.base.effects import PutNamespace
 from kvserver.service.holdings.namespace_documents import document_of
 from kvserver.service.operators import clear_namespaces
-from kvserver.service.state.clears import Clear
 from kvserver.service.state.core import MILLISECOND_NS, Core
 from kvserver.service.state.remote_tier import NamespaceEpoch, NoteJob, RemoteTier
 from kvserver.tiers.records import encode_document
@@ -33,7 +32,7 @@ def tick(core: Core, tier: RemoteTier, now_ns: int) -> None:
         if known.has_job:
             continue
         if known.owes_clear:
-            if tier.usable and now_ns >= max(known.try_again_ns, known.not_before_ns):
+            if tier.usable and now_ns >= known.try_again_ns:
                 _order_write(core, tier, digest, "clear", epoch=known.tell(), now_ns=now_ns)
         elif digest not in core.chunks.spaces:
             tier.forget(digest)
@@ -81,18 +80,8 @@ def clear_ended(core: Core, tier: RemoteTier, job: NoteJob, now_ns: int, *, is_d
         _settle(core, tier, space, job.epoch)
     core.log("remote namespace cleared", ("namespace", job.digest[:6].hex()), *tier.named)
     for clear in known.taken():
-        _clear_copies(core, tier, job.digest, clear, now_ns)
         if clear.store_knows(tier.name, job.digest):
             core.timers.cancel("remote-clear", clear.number)
-
-
-def _clear_copies(core: Core, cleared: RemoteTier, digest: bytes, clear: Clear, now_ns: int) -> None:
-    """A store was cleared. A server that has not noticed may still copy its chunks, into the new epoch of a store with
-    `copy`, as long as it believes the old note. So that store is cleared once more when nobody does."""
-    for tier in core.remotes:
-        if tier is not cleared and tier.remote.copy == "yes":
-            until_ns = now_ns + int(LEASE_S * 1e9)
-            tier.owe_clear(digest, clear, core.fresh_epoch, not_before_ns=until_ns)
 
 
 def _heed(core: Core, tier: RemoteTier, known: NamespaceEpoch, digest: bytes, step: Step) -> None:

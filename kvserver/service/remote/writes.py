@@ -3,7 +3,7 @@
 With `reuse` a chunk is written when it is found again, or stored where any server had stored it before; with `through`
 when it is stored. Parents go first, because a chunk without those before it is of no use to anybody. Nothing waits for
 a write: a chunk that could not be written is offered again when it is used again. What came from one store goes to
-another only with its option `copy`.
+no other: it may have been cleared there meanwhile (decision 0022).
 """
 
 from array import array
@@ -93,7 +93,7 @@ def _is_left_out(core: Core, tier: RemoteTier, space: Space, node: Node, now_ns:
     """The chunk came from another store, or may have: nobody knows of what an earlier brain had. Then those are asked
     that tell what they have."""
     others = [other for other in core.remotes if other is not tier]
-    if not others or tier.remote.copy == "yes" or node.queued & tier.came_bit:
+    if not others or node.queued & tier.came_bit:
         return False
     if any(node.queued & other.came_bit for other in others):
         return True

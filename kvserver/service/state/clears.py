@@ -1,7 +1,6 @@
 """Clears that have begun and are not answered yet."""
 
 import logging
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -35,8 +34,8 @@ class Clear:
     what is on disk."""
     cut: Cut | None = None
     """The prefix that was cleared. How many chunks it had is known when they have gone."""
-    stores: Counter[tuple[str, bytes]] = field(default_factory=Counter)
-    """(remote store, namespace) -> how often the store has still to confirm that it was cleared."""
+    stores: set[tuple[str, bytes]] = field(default_factory=set)
+    """(remote store, namespace) of each clear that a store has not confirmed yet."""
     why: str = ""
     """Why some of the notes are not durable, or a remote store does not know; empty: all is well."""
     code: Literal["disk-clear", "remote-clear"] = "disk-clear"
@@ -60,11 +59,11 @@ class Clear:
 
     def await_store(self, store: str, namespace: bytes) -> None:
         """A remote store has to confirm that the namespace was cleared."""
-        self.stores[store, namespace] += 1
+        self.stores.add((store, namespace))
 
     def store_knows(self, store: str, namespace: bytes) -> bool:
         """A remote store has confirmed it. Returns whether all of them have."""
-        self.stores -= Counter([(store, namespace)])
+        self.stores.discard((store, namespace))
         return not self.stores
 
     def leave_stores(self) -> None:

@@ -178,8 +178,6 @@ class NamespaceEpoch:
     """It was cleared here, and the store does not know yet."""
     try_again_ns: int = 0
     """No earlier than then a clear is tried again."""
-    not_before_ns: int = 0
-    """No earlier than then the store is told at all."""
     clears: list[Clear] = field(default_factory=list)
     """Those that wait until the store knows."""
     told: list[Clear] = field(default_factory=list)
@@ -194,11 +192,10 @@ class NamespaceEpoch:
     def job_ends(self) -> None:
         self.has_job = False
 
-    def owe(self, clear: Clear | None, not_before_ns: int = 0) -> None:
-        """It was cleared here. clear: who waits for the store, if anybody does. not_before_ns: when it is told."""
+    def owe(self, clear: Clear | None) -> None:
+        """It was cleared here. clear: who waits for the store, if anybody does."""
         self.owes_again = self.owes_clear and self.has_job
         self.owes_clear, self.try_again_ns = True, 0
-        self.not_before_ns = max(self.not_before_ns, not_before_ns)
         if clear is not None:
             self.clears.append(clear)
 
@@ -215,8 +212,7 @@ class NamespaceEpoch:
         """The store knows what it was told. Returns those that waited for it."""
         self.owes_clear = self.owes_again
         told = [clear for clear in self.told if clear in self.clears]
-        for clear in told:
-            self.clears.remove(clear)
+        self.clears = [clear for clear in self.clears if clear not in told]
         return told
 
 
@@ -419,12 +415,10 @@ class RemoteTier:
             return False
         return self.known.kind(self.mark(space, epoch, key)) != WRITTEN
 
-    def owe_clear(
-        self, digest: bytes, clear: Clear | None, fresh: Callable[[], int], *, not_before_ns: int = 0
-    ) -> None:
+    def owe_clear(self, digest: bytes, clear: Clear | None, fresh: Callable[[], int]) -> None:
         """A namespace was cleared here: the store is to get a new epoch, and whoever waits in `clear` is told then."""
         known = self.epochs.get(digest) or self.uses(digest, {}, fresh)
-        known.owe(clear, not_before_ns)
+        known.owe(clear)
         if clear is not None:
             clear.await_store(self.name, digest)
 

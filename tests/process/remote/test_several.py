@@ -86,34 +86,26 @@ def test_one_prompt_comes_half_from_one_store_and_half_from_the_other(valkey: Va
         assert counted(both, "far", "reads") >= CHUNKS - 3
 
 
-@pytest.mark.parametrize("copy", ["no", "yes"])
-def test_what_came_from_one_store_is_in_the_other_only_by_choice(
-    valkey: ValkeyServer, tmp_path: Path, copy: str
-) -> None:
+def test_what_came_from_one_store_is_not_in_the_other(valkey: ValkeyServer, tmp_path: Path) -> None:
     story, own = prompt(41, CHUNKS), prompt(42, CHUNKS - 2)
     near, far = f"near=valkey://127.0.0.1:{valkey.port}?write=through", f"far=file://{tmp_path}?write=through"
     with (
         server_of(far) as one,
-        server_of(f"{near}&copy={copy}", far) as both,
+        server_of(near, far) as both,
         Engine(one.path).ready() as first,
         Engine(both.path).ready() as second,
     ):
         first.store(story)
         until("the chunks to come", lambda: second.lookup(story).chunks == CHUNKS)
         second.store(own)
-        expected = CHUNKS - 2 + (CHUNKS if copy == "yes" else 0)
-        until("all to be written", lambda: counted(both, "near", "writes") == expected)
+        until("all to be written", lambda: counted(both, "near", "writes") == CHUNKS - 2)
         for _ in range(3):
             second.lookup(story)
         with server_of(near) as last, Engine(last.path).ready() as third:
             until("the chunks to come", lambda: third.lookup(own).chunks == CHUNKS - 2)
             assert third.retrieve(own) == CHUNKS - 2
-            if copy == "yes":
-                until("what was copied to come", lambda: third.lookup(story).chunks == CHUNKS)
-                assert third.retrieve(story) == CHUNKS
-            else:
-                until("nothing to be waited for", lambda: third.lookup(story).coming == 0)
-                assert third.lookup(story).chunks == 0
+            until("nothing to be waited for", lambda: third.lookup(story).coming == 0)
+            assert third.lookup(story).chunks == 0
 
 
 def test_a_clear_reaches_both_stores_and_a_mover_that_dies_costs_its_store_alone(

@@ -17,7 +17,6 @@ from kvserver.movers.remote_checks import digest_of
 from kvserver.remote import namespace_note
 from kvserver.remote.chunk_value import ChunkName, Head, encode
 from kvserver.remote.directory import DirectoryStore
-from kvserver.remote.epoch_lease import LEASE_S
 from kvserver.remote.namespace_note import NamespaceNote
 from kvserver.remote.store import StoreError
 from kvserver.tiers.records import GroupDocument, NamespaceDocument, encode_document
@@ -487,17 +486,6 @@ def test_all_stores_are_tried_and_cleared_unless_one_is_named(scene: Scene, two:
     assert scene.epoch() != EPOCH
     said = ran("clear", "--all", "--yes", "--remotes", two).splitlines()
     assert [line.split(";")[0] for line in said] == ["in fleet: cleared: 2 namespaces", "in far: cleared: 0 namespaces"]
-
-
-def test_a_store_that_copies_is_cleared_last_and_after_a_pause(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses: list[float] = []
-    monkeypatch.setattr(remote.time, "sleep", pauses.append)
-    (scene.root / "far").mkdir()
-    far = f"far=file://{scene.root}/far"
-    ran("probe", "--remotes", far)
-    said = ran("clear", "--all", "--yes", "--remotes", f"{scene.flags[1]}?copy=yes {far}").splitlines()
-    assert [line.split(":")[0] for line in said] == ["in far", "in fleet"]
-    assert pauses == [LEASE_S]
 
 
 def test_a_clear_goes_to_the_other_store_although_one_cannot_be_asked_and_ends_with_1(scene: Scene) -> None:

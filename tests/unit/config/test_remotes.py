@@ -77,9 +77,9 @@ def test_a_plug_in_has_options_of_its_own_beside_ours(tmp_path: Path) -> None:
 
 def test_a_file_and_a_flag_name_several_stores_in_their_order(tmp_path: Path) -> None:
     file = tmp_path / "kvserver.toml"
-    file.write_text('[remotes.near]\nurl = "valkey://x?prefix=a"\n[remotes.far]\nurl = "valkey://x"\ncopy = true\n')
+    file.write_text('[remotes.near]\nurl = "valkey://x?prefix=a"\n[remotes.far]\nurl = "valkey://x"\ncluster = true\n')
     from_file, _ = load(file, {})
-    assert [(remote.name, remote.prefix, remote.copy) for remote in from_file.remote_stores] == [
+    assert [(remote.name, remote.prefix, remote.cluster) for remote in from_file.remote_stores] == [
         ("near", "a", "no"),
         ("far", "", "yes"),
     ]
@@ -108,8 +108,6 @@ def test_without_stores_there_is_none() -> None:
         ("a=redis://y,x:7 b=valkey://x:7,y?write=through", "remotes.b: is the same place as remotes.a"),
         ("a=file:///x b=file:///x/?threads=3", "remotes.b: is the same place as remotes.a"),
         ("a=s3://bucket/x?region=eu b=s3://bucket/x/", "remotes.b: is the same place as remotes.a"),
-        ("a=file:///x?copy=yes b=file:///y c=file:///z?copy=yes", "remotes=a, c: copy=yes is for one store alone"),
-        ("a=file:///x?copy=perhaps", "copy='perhaps' must be yes | no"),
         (" ".join(f"a{n}=file:///x{n}" for n in range(5)), "a0, a1, a2, a3, a4: 5 stores: expected 4 at most"),
         ("a=valkey://x?write=evict", "is not built: expected reuse, through or never"),
         ("a=valkey://x?write=often", "write='often' must be reuse | through | never"),
