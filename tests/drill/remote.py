@@ -254,6 +254,30 @@ BUGS = (
         (SEVERAL,),
     ),
     Bug(
-        "P3", "a read that was left has no end", f"{REQUESTS}/pursuits.py", r"tier\.drop\(pursuit\)", "pass", (SEVERAL,)
+        "P3", "a read that was left has no end", f"{STATE}/remote_tier.py", r"self\.drop\(pursuit\)", "pass", (SEVERAL,)
+    ),
+    Bug(
+        "P2",
+        "a store that brings nothing is tried first for ever",
+        f"{STATE}/remote_tier.py",
+        r"self\.tried_ns = pursuit\.moved_ns",
+        "pass",
+        (SEVERAL,),
+    ),
+    Bug(
+        "P2",
+        "a store that was left counts as fast as before",
+        f"{STATE}/remote_tier.py",
+        r"self\.answer_s = max\([^\n]*",
+        "pass",
+        (SEVERAL,),
+    ),
+    Bug(
+        "P2",
+        "a store that was left is asked again for what it did not bring",
+        f"{REQUESTS}/pursuits.py",
+        r"pursuit\.space\.digest, key, now_ns \+ LEFT_MS",
+        "pursuit.space.digest, pursuit.keys[0], now_ns + LEFT_MS",
+        (SEVERAL,),
     ),
 )

@@ -91,9 +91,10 @@ class SeveralRig(Rig):
     def measured(self, **bytes_per_s: int) -> None:
         """Stores were read at these rates before."""
         for name, rate in bytes_per_s.items():
-            reads = self.store(name).reads
-            reads.began(self.now_ns - MEASURED_BYTES * 10**9 // rate)
-            reads.ended(MEASURED_BYTES, self.now_ns)
+            store = self.store(name)
+            store.reads.began(self.now_ns - MEASURED_BYTES * 10**9 // rate)
+            store.reads.ended(MEASURED_BYTES, self.now_ns)
+            store.tried_ns = self.now_ns
 
     def probes(self, name: str) -> list[bytes]:
         """The keys that a store was asked for, probe by probe."""

@@ -85,7 +85,7 @@ def _begin(
     if tier is None or tenant is None:
         return None
     if instead_of is not None:
-        _leave(core, instead_of, now_ns)
+        _leave(core, instead_of, key, now_ns)
         if space.find(key) is not None:
             return None  # some of it is stored by an engine, or is here
     epoch = tier.epoch_of(space, now_ns)
@@ -103,11 +103,11 @@ def _begin(
     return pursuit
 
 
-def _leave(core: Core, pursuit: Pursuit, now_ns: int) -> None:
+def _leave(core: Core, pursuit: Pursuit, key: bytes, now_ns: int) -> None:
     """Gives up what a store does not bring in time, so that another one may. Its reads keep their slots until they end,
-    and bring nothing."""
+    and bring nothing. key: what is missing."""
     tier = next(tier for tier in core.remotes if pursuit in tier.pursuits)
-    tier.set_aside(pursuit.space.digest, pursuit.keys[0], now_ns + LEFT_MS * MILLISECOND_NS)
+    tier.set_aside(pursuit.space.digest, key, now_ns + LEFT_MS * MILLISECOND_NS)
     for job in tier.jobs.values():
         if not isinstance(job, ProbeJob | FetchJob) or job.pursuit is not pursuit:
             continue
@@ -115,7 +115,7 @@ def _leave(core: Core, pursuit: Pursuit, now_ns: int) -> None:
             core.chunks.give_up_running(job.node, job.number, "failed")
         assert tier.mover is not None
         core.instruct(tier.mover, Cancel(job.number))
-    tier.drop(pursuit)
+    tier.leave(pursuit, now_ns)
 
 
 def _may_be_asked(tier: RemoteTier, space: Space, key: bytes, *, tokens: int, now_ns: int) -> bool:

@@ -34,7 +34,7 @@ USED_MAX = 1024
 QUEUE_MAX = 8192
 """Chunks that wait to be written."""
 MEASURED_NS = 600_000_000_000
-"""A store from which nothing was read for so long is measured anew."""
+"""A store from which nothing was read for so long is tried before the others, to be measured anew."""
 ANSWERS_KEPT = 0.7
 """Share of the time of a probe that the times before it make up."""
 
@@ -254,9 +254,9 @@ class RemoteTier:
         """Bytes that are being read and written."""
         self.reads = Rate()
         self.answer_s = 0.0
-        """How long it took lately to tell what it has."""
-        self._read_ns = 0
-        """When chunks were read the last time."""
+        """How long it took lately to tell what it has, or until it was left."""
+        self.tried_ns: int | None = None
+        """When chunks were read the last time, or it was asked to be measured; None: never."""
 
     @property
     def device(self) -> str:
@@ -279,8 +279,9 @@ class RemoteTier:
         self.counts.failed(wanted, fault)
 
     def seconds_for(self, count: int, now_ns: int) -> float:
-        """How long that many bytes will take to come, as far as was measured. 0: it is to be measured."""
-        if not self.reads.measured or now_ns - self._read_ns > MEASURED_NS:
+        """How long that many bytes will take to come, by its last answers and its rate, which may be a guess. 0: it is
+        to be measured. A try is enough to end that: a store that brings nothing would be tried for ever."""
+        if self.tried_ns is None or now_ns - self.tried_ns > MEASURED_NS:
             return 0.0
         return self.answer_s + self.reads.seconds_for(self.fetching_bytes + count)
 
@@ -339,10 +340,11 @@ class RemoteTier:
                 job.pursuit.read_ends()
                 self.fetching_bytes -= job.bytes
                 self.reads.ended(job.bytes if moved else 0, now_ns)
-                self._read_ns = now_ns if moved else self._read_ns
+                self.tried_ns = now_ns if moved else self.tried_ns
             case ProbeJob() if moved:
                 took_s = (now_ns - job.began_ns) / 1e9
-                kept = ANSWERS_KEPT if self.answer_s else 0.0
+                # The answer to a try replaces what may be hours old.
+                kept = ANSWERS_KEPT if job.began_ns != self.tried_ns else 0.0
                 self.answer_s = kept * self.answer_s + (1 - kept) * took_s
             case PutJob():
                 self.putting_bytes -= job.bytes
@@ -439,6 +441,8 @@ class RemoteTier:
     # ---------------------------------------------------------------- pursuits
 
     def pursue(self, pursuit: Pursuit) -> None:
+        if not self.seconds_for(0, pursuit.moved_ns):
+            self.tried_ns = pursuit.moved_ns
         self.pursuits[pursuit] = None
         for position, key in enumerate(pursuit.keys):
             self.wanted[pursuit.space.digest, key] = pursuit, position
@@ -453,6 +457,11 @@ class RemoteTier:
         """Nothing of it is looked for any more. Reads under way bring their chunks all the same."""
         self.shorten(pursuit, 0)
         self.pursuits.pop(pursuit, None)
+
+    def leave(self, pursuit: Pursuit, now_ns: int) -> None:
+        """It has not brought it in time, so it counts as slow."""
+        self.answer_s = max(self.answer_s, (now_ns - pursuit.moved_ns) / 1e9)
+        self.drop(pursuit)
 
     def set_aside(self, digest: bytes, key: bytes, until_ns: int) -> None:
         """The key is not asked for until then."""

@@ -31,6 +31,11 @@ def counted(server: Server, store: str, what: str) -> int:
     return remote.counted[what]
 
 
+def knows_notes(server: Server) -> bool:
+    """It uses each of its stores."""
+    return all(remote.namespaces_known for remote in server.status().remotes)
+
+
 def test_what_two_stores_have_comes_from_the_other_while_one_of_them_is_stopped(
     valkey: ValkeyServer, tmp_path: Path
 ) -> None:
@@ -119,6 +124,7 @@ def test_a_clear_reaches_both_stores_and_a_mover_that_dies_costs_its_store_alone
         Engine(one.path).ready() as first,
         Engine(other.path).ready() as second,
     ):
+        until("all notes to be known", lambda: knows_notes(one) and knows_notes(other))
         first.store(story)
         until("the chunks to come", lambda: second.lookup(story).chunks == CHUNKS)
         for store in ("near", "far"):

@@ -79,6 +79,60 @@ def test_a_store_from_which_nothing_was_read_for_long_counts_as_one_that_was_not
     assert near.seconds_for(10**6, rig.now_ns + MEASURED_NS + 1) == 0.0
 
 
+@pytest.mark.parametrize("stalls", ["probe", "reads"])
+def test_a_store_that_was_left_goes_behind_until_ten_minutes_have_passed(stalls: str) -> None:
+    """It is never measured, because nothing of it arrives."""
+    rig = SeveralRig()
+    rig.measured(far=10**9)
+    first = []
+    for seed in range(10, 16):
+        keys = chain(seed, CHUNKS)
+        for name in ("near", "far"):
+            rig.tells(name, keys, (0, WRITTEN))
+        probes = len(rig.probes("near"))
+        rig.client.lookup(keys)
+        first.append("near" if len(rig.probes("near")) > probes else "far")
+        if first[-1] == "near":
+            if stalls == "reads":
+                rig.has("near", keys, *range(CHUNKS))
+            rig.wait_ms(rig.bounds.remote_patience_ms)
+            rig.client.lookup(keys)
+        rig.brings("far", keys, *range(CHUNKS))
+        assert rig.client.lookup(keys).chunks == CHUNKS
+    assert first == ["near", *["far"] * 5]
+    near = rig.store("near")
+    assert not near.reads.measured
+    assert near.tried_ns is not None
+    assert near.seconds_for(1, near.tried_ns + MEASURED_NS) >= rig.bounds.remote_patience_ms / 1e3
+    assert near.seconds_for(1, near.tried_ns + MEASURED_NS + 1) == 0.0
+
+
+def test_a_store_whose_chunks_are_too_small_to_measure_goes_first_once() -> None:
+    rig = SeveralRig()
+    rig.measured(far=10**9)
+    for seed in range(10, 13):
+        rig.client.lookup(chain(seed, CHUNKS))
+        rig.brings("near" if seed == 10 else "far", chain(seed, CHUNKS), *range(CHUNKS))
+    assert not rig.store("near").reads.measured
+    assert (len(rig.probes("near")), len(rig.probes("far"))) == (1, 2)
+
+
+def test_the_answer_to_a_new_measurement_counts_alone() -> None:
+    """A store that was slow ten minutes ago is as fast as it is now."""
+    rig, near = SeveralRig(), chain(2, CHUNKS)
+    rig.client.lookup(KEYS)
+    rig.wait_ms(250)
+    rig.has("near", KEYS)
+    store = rig.store("near")
+    assert store.answer_s == 0.25
+    store.tried_ns = rig.now_ns - MEASURED_NS - 1
+    rig.tells("near", near, (0, WRITTEN))
+    rig.client.lookup(near)
+    rig.wait_ms(50)
+    rig.has("near", near)
+    assert store.answer_s == 0.05
+
+
 def test_a_store_that_is_said_to_have_the_chunk_is_asked_before_a_faster_one() -> None:
     rig = SeveralRig()
     rig.measured(near=10**9, far=10**7)
@@ -94,7 +148,7 @@ def test_a_chunk_that_no_store_is_said_to_have_is_tried_in_one_and_then_looked_f
     for seed in range(2, 8):
         rig.client.lookup(chain(seed, CHUNKS))
     assert (len(rig.probes("near")), len(rig.probes("far"))) == (1, 1), "each tries its first one"
-    assert rig.store("near").counts.plain["unannounced"] == 5
+    assert rig.store("near").counts.plain["unannounced"] == 4
     assert rig.store("far").counts.plain["unannounced"] == 4
 
 
@@ -219,6 +273,19 @@ def test_reads_that_come_too_late_keep_their_slots_until_they_end_and_bring_noth
         rig.report(rig.mover("far"), RemoteEnded(order.job, "", 1, SUM))
     assert rig.client.lookup(KEYS).chunks == CHUNKS
     assert not rig.core.chunks.orphans
+
+
+def test_a_store_that_is_left_in_the_middle_of_a_prompt_is_not_asked_again_for_the_rest() -> None:
+    rig = SeveralRig()
+    rig.client.lookup(KEYS)
+    rig.has("near", KEYS, *range(CHUNKS))
+    rig.report(rig.mover("near"), RemoteEnded(rig.fetches("near")[0].job, "", 1, SUM))
+    rig.wait_ms(rig.bounds.remote_patience_ms)
+    rig.client.lookup(KEYS)
+    rig.has("far", KEYS)
+    found = rig.client.lookup(KEYS)
+    assert (found.chunks, found.coming) == (1, 0)
+    assert (len(rig.probes("near")), len(rig.probes("far"))) == (1, 1)
 
 
 def test_a_store_that_is_slow_is_given_up_for_none_that_cannot_be_used() -> None:
