@@ -7,6 +7,7 @@ Passwords are named by file or by environment variable, never written here.
 import re
 from collections.abc import Mapping
 from itertools import combinations
+from posixpath import normpath
 from typing import Any, Literal, NamedTuple, get_args
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
@@ -108,7 +109,9 @@ class Remote(NamedTuple):
         """What is the same for two names of one place in a store."""
         nodes = "rediss" if self.uses_tls else "redis"
         where: tuple[object, ...] = (nodes, *sorted(self.addresses), self.prefix)
-        if not self.addresses:
+        if self.directory:
+            where = ("file", normpath(self.directory))
+        elif not self.addresses:
             where = (self.url.rstrip("/"), self.endpoint.rstrip("/"), *sorted(self.own))
         return (*where, self.tenant)
 
@@ -212,7 +215,7 @@ def _check_place(name: str, parts: SplitResult) -> None:
     if parts.fragment:
         raise _wrong(name, "has a # in its URL")
     if parts.scheme == "file":
-        if parts.netloc or not parts.path.startswith("/") or parts.path == "/":
+        if parts.netloc or not parts.path.startswith("/") or parts.path == "/" or parts.path[:2] == "//":
             raise _wrong(name, "expected file:///PATH, an absolute path")
         return
     if parts.scheme == "plugin":

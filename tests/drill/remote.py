@@ -249,8 +249,8 @@ BUGS = (
         "P2",
         "a store that is said to have nothing is asked first",
         f"{REQUESTS}/pursuits.py",
-        r"\(not tier\.is_announced\(space, key, now_ns\), ",
-        "(0, ",
+        r"return 2 if tier\.was_left\(now_ns\) else 0",
+        "return 1",
         (SEVERAL,),
     ),
     Bug(
@@ -280,4 +280,21 @@ BUGS = (
         "pursuit.space.digest, pursuit.keys[0], now_ns + LEFT_MS",
         (SEVERAL,),
     ),
+    Bug(
+        "P2",
+        "a store that was left is asked first again and left again",
+        f"{REQUESTS}/pursuits.py",
+        r"return 2 if tier\.was_left\(now_ns\) else 0",
+        "return 0",
+        (SEVERAL,),
+    ),
+    Bug(
+        "P2",
+        "what came from another store is walked at each use",
+        WRITES,
+        r"tier\.leave_out\(tail[^\n]*",
+        "pass",
+        (SEVERAL,),
+    ),
+    Bug("P7", "bytes that came too late are counted", READS, r"if any\(sealed\):", "if sealed:", (SEVERAL,)),
 )

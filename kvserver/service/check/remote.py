@@ -4,6 +4,7 @@ from kvserver.service.state.core import Core
 from kvserver.service.state.remote_tier import (
     PURSUITS_MAX,
     QUEUE_MAX,
+    USED_MAX,
     WANTED_MAX,
     FetchJob,
     NoteJob,
@@ -36,6 +37,7 @@ def check_remote(tier: RemoteTier) -> None:
     assert len(tier.wanted) <= WANTED_MAX
     assert len(tier.pursuits) <= PURSUITS_MAX
     assert len(tier.queue) <= QUEUE_MAX
+    assert len(tier.left_out) <= USED_MAX
     probing = {job.pursuit for job in jobs if isinstance(job, ProbeJob)}
     for pursuit in tier.pursuits:
         assert pursuit.heads is not None or pursuit in probing, "what is looked for is asked for"

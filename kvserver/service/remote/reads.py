@@ -183,12 +183,13 @@ def ended(core: Core, tier: RemoteTier, job: FetchJob, report: RemoteEnded, now_
             set_aside(tier, pursuit, job.position, fault, now_ns)
             tier.shorten(pursuit, job.position)
     else:
-        for part, total in zip(job.parts, array("Q", report.sums), strict=True):
-            core.chunks.seal(node, part, job.number, total)
-        tier.count("remote_reads")
-        tier.count("remote_read_bytes", job.bytes)
-        pursuit.makes_progress(now_ns)
-        node.mark(tier.mark_bit | tier.came_bit)
+        sums = zip(job.parts, array("Q", report.sums), strict=True)
+        sealed = [core.chunks.seal(node, part, job.number, total) for part, total in sums]
+        if any(sealed):  # otherwise the store was left, or the chunk has gone
+            tier.count("remote_reads")
+            tier.count("remote_read_bytes", job.bytes)
+            pursuit.makes_progress(now_ns)
+            node.mark(tier.mark_bit | tier.came_bit)
     core.chunks.job_ended(job.number)
 
 

@@ -22,6 +22,8 @@ STEPS_MAX = 512
 """Chunks that are looked at in one event."""
 PUTS_MAX = 64
 """Writes under way, however small they are."""
+LEFT_OUT_MS = 10_000
+"""A prefix whose end came from another store is not looked at again before."""
 
 
 def turn(core: Core, tier: RemoteTier, now_ns: int) -> None:
@@ -55,21 +57,23 @@ def turn(core: Core, tier: RemoteTier, now_ns: int) -> None:
 def _queue_used(core: Core, tier: RemoteTier, now_ns: int) -> None:
     """Queues chunks of used prefixes, those in front first."""
     steps = STEPS_MAX
+    tier.look_again(now_ns)
     while tier.used and steps > 0:
         space, tail = tier.used.popleft()
         chain: list[Node] = []
         node: Node | None = tail
-        while node is not None and node.depth and not node.queued & tier.mark_bit:
+        while node is not None and node.depth and not node.queued & tier.mark_bit and node not in tier.left_out:
             chain.append(node)
             node = node.parent
         steps -= 1 + len(chain)
-        if not core.chunks.serves(space, tail):
+        if node in tier.left_out or not core.chunks.serves(space, tail):
             continue
         for node in reversed(chain):
             if len(tier.queue) >= QUEUE_MAX:
                 tier.count("remote_dropped")
                 break
             if _is_left_out(core, tier, space, node, now_ns) and not tier.is_announced(space, node.key, now_ns):
+                tier.leave_out(tail, now_ns + LEFT_OUT_MS * MILLISECOND_NS)
                 break
             node.mark(tier.mark_bit)
             tier.queue[node] = space

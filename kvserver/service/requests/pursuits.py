@@ -80,7 +80,7 @@ def _begin(
         ]
     if not open_to or (instead_of is None and space.find(key) is not None):
         return None
-    tier, is_try = _choose(open_to, space, key, chunks=min(chunks, PROBED_MAX), now_ns=now_ns)
+    tier, is_try = _choose(core, open_to, space, key, chunks=min(chunks, PROBED_MAX), now_ns=now_ns)
     tenant = _tenant(core, session, space)
     if tier is None or tenant is None:
         return None
@@ -127,14 +127,14 @@ def _may_be_asked(tier: RemoteTier, space: Space, key: bytes, *, tokens: int, no
 
 
 def _choose(
-    open_to: list[RemoteTier], space: Space, key: bytes, *, chunks: int, now_ns: int
+    core: Core, open_to: list[RemoteTier], space: Space, key: bytes, *, chunks: int, now_ns: int
 ) -> tuple[RemoteTier | None, bool]:
     """The store that is asked for a chunk and those after it, and whether nobody has told that it has the chunk."""
     if len(open_to) > 1:
         count = chunks * space.group_bytes(space.needed)
         open_to = sorted(
             open_to,
-            key=lambda tier: (not tier.is_announced(space, key, now_ns), tier.seconds_for(count, now_ns)),
+            key=lambda tier: (_doubts(tier, space, key, now_ns), tier.seconds_for(count, now_ns)),
         )
     unannounced = []
     for tier in open_to:
@@ -144,8 +144,17 @@ def _choose(
     for tier in unannounced:
         if tier.epochs[space.digest].announcements.try_it(now_ns):
             return tier, True
-        tier.count("remote_unannounced")
+        tier.counts.add("remote_unannounced", 1)
+    core.counters.add("remote_unannounced")
     return None, False
+
+
+def _doubts(tier: RemoteTier, space: Space, key: bytes, now_ns: int) -> int:
+    """How little a store is expected to bring a chunk in time. One that has it and was left lately comes after those
+    that may have it: when they lack it, it is not left for them again."""
+    if tier.is_announced(space, key, now_ns):
+        return 2 if tier.was_left(now_ns) else 0
+    return 3 if tier.is_unannounced(space, key, now_ns) else 1
 
 
 def _tenant(core: Core, session: Session, space: Space) -> int | None:

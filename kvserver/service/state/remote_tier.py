@@ -247,6 +247,9 @@ class RemoteTier:
         """(namespace, key) -> until when (ns) it is not asked for: it was not there, or could not be read."""
         self.used: deque[tuple[Space, Node]] = deque(maxlen=USED_MAX)
         """Last chunks of prefixes that were used or stored, and may have to be written."""
+        self.left_out: OrderedDict[Node, int] = OrderedDict()
+        """Last chunks of prefixes of which all that is not here came from another store, or continues what did -> until
+        when (ns) they are not looked at again."""
         self.queue: OrderedDict[Node, Space] = OrderedDict()
         """Chunks that wait to be written, parents first."""
         self.jobs: dict[int, RemoteJob] = {}
@@ -255,6 +258,8 @@ class RemoteTier:
         self.reads = Rate()
         self.answer_s = 0.0
         """How long it took lately to tell what it has, or until it was left."""
+        self._left_ns: int | None = None
+        """When it was left for another store the last time; None: never."""
         self.tried_ns: int | None = None
         """When chunks were read the last time, or it was asked to be measured; None: never."""
 
@@ -284,6 +289,10 @@ class RemoteTier:
         if self.tried_ns is None or now_ns - self.tried_ns > MEASURED_NS:
             return 0.0
         return self.answer_s + self.reads.seconds_for(self.fetching_bytes + count)
+
+    def was_left(self, now_ns: int) -> bool:
+        """It has lately not brought something in time."""
+        return self._left_ns is not None and now_ns - self._left_ns <= MEASURED_NS
 
     # ---------------------------------------------------------------- the mover
 
@@ -354,6 +363,19 @@ class RemoteTier:
                 self.epochs[job.digest].announcements.tell_ends()
             case ListenJob() if job.digest in self.epochs:
                 self.epochs[job.digest].announcements.listen_ends()
+
+    # ---------------------------------------------------------------- what is not written
+
+    def leave_out(self, tail: Node, until_ns: int) -> None:
+        """What is not in the store of this prefix is not to be written until then."""
+        self.left_out[tail] = until_ns
+        if len(self.left_out) > USED_MAX:
+            self.left_out.popitem(last=False)
+
+    def look_again(self, now_ns: int) -> None:
+        """Forgets what was left out long enough."""
+        while self.left_out and next(iter(self.left_out.values())) <= now_ns:
+            self.left_out.popitem(last=False)
 
     # ---------------------------------------------------------------- epochs
 
@@ -460,6 +482,7 @@ class RemoteTier:
 
     def leave(self, pursuit: Pursuit, now_ns: int) -> None:
         """It has not brought it in time, so it counts as slow."""
+        self._left_ns = now_ns
         self.answer_s = max(self.answer_s, (now_ns - pursuit.moved_ns) / 1e9)
         self.drop(pursuit)
 

@@ -9,7 +9,9 @@ from kvserver.remote.chunk_value import decode
 from kvserver.remote.epoch_lease import LEASE_S
 from kvserver.service.base.effects import PutNamespace
 from kvserver.service.base.events import ArenaGrew, MoverGone
+from kvserver.service.remote import writes
 from kvserver.service.remote.reads import ABSENT_MS
+from kvserver.service.remote.writes import LEFT_OUT_MS
 from kvserver.service.requests.pursuits import LEFT_MS
 from kvserver.service.service import Service
 from kvserver.service.state.remote_tier import MEASURED_NS
@@ -150,6 +152,7 @@ def test_a_chunk_that_no_store_is_said_to_have_is_tried_in_one_and_then_looked_f
     assert (len(rig.probes("near")), len(rig.probes("far"))) == (1, 1), "each tries its first one"
     assert rig.store("near").counts.plain["unannounced"] == 4
     assert rig.store("far").counts.plain["unannounced"] == 4
+    assert rig.core.counters.remote_unannounced == 4, "a lookup for which no store was asked counts once"
 
 
 # ---------------------------------------------------------------- the next one
@@ -269,6 +272,9 @@ def test_reads_that_come_too_late_keep_their_slots_until_they_end_and_bring_noth
     for order in late[1:]:
         rig.report(rig.mover("near"), RemoteEnded(order.job, "", 1, SUM))
     assert rig.client.lookup(KEYS).chunks == 1, "late bytes are not those that are waited for"
+    part = rig.core.chunks.spaces[NAMESPACE].parts[0]
+    assert rig.store("near").counts.plain["reads"] == rig.core.counters.remote_reads == 1
+    assert rig.store("near").counts.plain["read_bytes"] == rig.core.counters.remote_read_bytes == part.payload_bytes
     for order in now:
         rig.report(rig.mover("far"), RemoteEnded(order.job, "", 1, SUM))
     assert rig.client.lookup(KEYS).chunks == CHUNKS
@@ -310,6 +316,32 @@ def test_a_store_that_is_slow_is_not_given_up_for_one_that_is_said_to_have_nothi
     rig.wait_ms(rig.bounds.remote_patience_ms)
     assert rig.client.lookup(KEYS).coming == 0
     assert (rig.asked("near", Cancel), rig.probes("far")) == ([], [])
+    for order in rig.fetches("near"):
+        rig.report(rig.mover("near"), RemoteEnded(order.job, "", 1, SUM))
+    assert rig.client.lookup(KEYS).chunks == CHUNKS
+
+
+def test_a_store_that_was_left_is_asked_after_one_that_may_have_the_chunks_and_is_not_left_for_it_again() -> None:
+    """Its reads would be thrown away again and again."""
+    rig = SeveralRig()
+    rig.tells("near", KEYS, (0, WRITTEN))
+    rig.client.lookup(KEYS)
+    rig.has("near", KEYS, *range(CHUNKS))
+    rig.wait_ms(rig.bounds.remote_patience_ms)
+    assert rig.client.lookup(KEYS).coming == CHUNKS
+    rig.has("far", KEYS)
+    for order in rig.fetches("near"):
+        rig.report(rig.mover("near"), RemoteEnded(order.job, "", 1, SUM))
+    rig.wait_ms(max(LEFT_MS, ABSENT_MS))
+    assert rig.client.lookup(KEYS).coming == CHUNKS
+    assert (rig.probes("near"), rig.probes("far")) == ([KEYS], [KEYS, KEYS])
+    rig.has("far", KEYS)
+    assert rig.client.lookup(KEYS).coming == CHUNKS
+    rig.has("near", KEYS, *range(CHUNKS))
+    left = len(rig.asked("near", Cancel))
+    rig.wait_ms(rig.bounds.remote_patience_ms)
+    assert rig.client.lookup(KEYS).coming == 0
+    assert len(rig.asked("near", Cancel)) == left
     for order in rig.fetches("near"):
         rig.report(rig.mover("near"), RemoteEnded(order.job, "", 1, SUM))
     assert rig.client.lookup(KEYS).chunks == CHUNKS
@@ -396,7 +428,27 @@ def test_what_continues_a_chunk_that_is_not_written_is_not_written_either_unless
     assert (rig.writes("near", KEYS), rig.writes("far", KEYS)) == ([2, 3, 4], [])
     rig.tells("far", KEYS, (0, WRITTEN), (1, WRITTEN))
     rig.client.lookup(KEYS)
+    assert rig.writes("far", KEYS) == [], "it is not looked at again at once"
+    rig.wait_ms(LEFT_OUT_MS)
+    rig.client.lookup(KEYS)
     assert (rig.writes("near", KEYS), rig.writes("far", KEYS)) == ([], [2, 3, 4])
+
+
+def test_prefixes_that_came_from_another_store_keep_no_others_from_being_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their chunks are not walked at each use, so the steps of a turn are left for other prefixes."""
+    rig, own = SeveralRig(near="write=through", far="write=through"), chain(2, 3)
+    rig.client.lookup(KEYS)
+    rig.brings("near", KEYS, *range(CHUNKS))
+    rig.client.lookup(KEYS)
+    assert rig.writes("far", KEYS) == []
+    monkeypatch.setattr(writes, "STEPS_MAX", 9)
+    for _ in range(3):
+        rig.client.lookup(KEYS)
+    assert list(rig.store("far").used), "no turn has come between"
+    rig.client.store(own)
+    assert rig.writes("far", own) == [0, 1, 2]
 
 
 def test_a_chunk_that_an_engine_stored_goes_to_both_although_one_of_them_is_said_to_have_it() -> None:
@@ -424,6 +476,9 @@ def test_after_a_restart_a_chunk_that_another_store_may_have_is_not_written() ->
     assert rig.client.lookup(KEYS).chunks == CHUNKS
     assert rig.writes("near", KEYS) == rig.writes("far", KEYS) == [], "neither store has told what it has"
     rig.tells("near", KEYS, (0, WRITTEN), (1, WRITTEN))
+    rig.tells("far", KEYS)
+    rig.wait_ms(LEFT_OUT_MS)
+    rig.tells("near", KEYS)
     rig.tells("far", KEYS)
     rig.client.lookup(KEYS)
     assert (rig.writes("near", KEYS), rig.writes("far", KEYS)) == ([2, 3, 4], [])
