@@ -29,6 +29,9 @@ def create_memfd(name: str, bytes: int, huge_page_bytes: int = 0, sealed: bool =
 def free_huge_pages(huge_page_bytes: int) -> int:
     """The number of huge pages of that size that are reserved and free on this machine."""
 
+def is_dax(fd: int) -> bool:
+    """Whether the file's pages are the medium itself (fsdax), with no page cache between."""
+
 class ArenaGrower:
     """Touches an arena slab by slab from the front, in background threads (MADV_POPULATE_WRITE).
 

@@ -37,9 +37,14 @@ def file_problem(path: str, found: os.stat_result, *, forbidden: int = OTHERS_RE
     """Why a file is not ours alone; empty when it is.
 
     found: from lstat(), so a link is refused. forbidden: permissions that group and others must not have."""
-    mode = stat.S_IMODE(found.st_mode)
     if not stat.S_ISREG(found.st_mode):
         return f"{path} is no plain file; move it away"
+    return owner_problem(path, found, forbidden=forbidden)
+
+
+def owner_problem(path: str, found: os.stat_result, *, forbidden: int = OTHERS_READ) -> str:
+    """Why somebody else may use a file or a device; empty when nobody may."""
+    mode = stat.S_IMODE(found.st_mode)
     if found.st_uid == os.geteuid() and not mode & forbidden:
         return ""
     return (

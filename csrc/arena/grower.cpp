@@ -144,7 +144,7 @@ ArenaGrower::ArenaGrower(int fd, const GrowerOptions& options)
     check_range("threads", threads, 1, THREADS_MAX);
     arena_ = map_arena(fd, arena_bytes);
     if (!numa_nodes.empty()) place(arena_, numa_nodes);
-    on_huge_pages_ = on_huge_pages(fd);
+    is_reserved_ = is_reserved(fd, arena_bytes);
     slab_missing_.assign(arena_bytes / slab_bytes, slab_bytes);
     for (int i = 0; i < threads; ++i) threads_.start(format("kv-grow-%d", i), [this] { grow(); });
 }
@@ -175,10 +175,9 @@ bool ArenaGrower::take_step(Step& step) {
     return true;
 }
 
-// Whether there is memory for the missing pages of that stretch; stops growth if not. Reserved huge pages are ours
-// already.
+// Whether there is memory for the missing pages of that stretch; stops growth if not. What is reserved is ours already.
 bool ArenaGrower::enough_memory(uint64_t offset, uint64_t bytes) {
-    if (on_huge_pages_) return true;
+    if (is_reserved_) return true;
     const uint64_t missing = missing_bytes(arena_.data() + offset, bytes);
     if (missing == 0) return true;
     const std::optional<uint64_t> room = room_bytes(file_.get());
@@ -212,7 +211,7 @@ void ArenaGrower::end_step(const Step& step, int error) {
 
 // The error for people. A full file system returns EFAULT, since touching the page would be a SIGBUS.
 std::string ArenaGrower::refusal(int error) const {
-    if (error == EFAULT && room_bytes(file_.get())) return "its file system is full";
+    if (error == EFAULT && !is_device(file_.get()) && room_bytes(file_.get())) return "its file system is full";
     return std::strerror(error);
 }
 

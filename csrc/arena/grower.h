@@ -53,7 +53,7 @@ class ArenaGrower {
     Descriptor file_;
     Mapping arena_;
     Descriptor event_;
-    bool on_huge_pages_ = false;
+    bool is_reserved_ = false;
 
     mutable std::mutex mutex_;  // guards everything below
     bool stopping_ = false;

@@ -63,8 +63,8 @@ void fault_in(std::byte* address, uint64_t bytes) {
 
 Prefault::Prefault(int fd, std::byte* data, uint64_t bytes, bool follow)
     : file_(duplicate(fd, "a mapping")), data_(data), bytes_(bytes), follow_(follow) {
-    // hugetlbfs cannot list its existing pages; its few faults are left to the copies.
-    if (on_huge_pages(fd)) position_ = bytes_;
+    // hugetlbfs and devices cannot list their existing pages; their few faults are left to the copies.
+    if (on_huge_pages(fd) || is_device(fd)) position_ = bytes_;
 }
 
 Prefault::Step Prefault::step() {

@@ -20,6 +20,18 @@
 #endif
 
 namespace kv {
+namespace {
+
+constexpr uint64_t STAT_BLOCK_BYTES = 512;             // of st_blocks, on every file system
+constexpr uint64_t ATTRIBUTE_DAX = uint64_t{1} << 21;  // STATX_ATTR_DAX, which older headers lack
+
+struct stat status_of(int fd) {
+    struct stat status{};
+    if (::fstat(fd, &status) != 0) throw_errno(format("fstat of descriptor %d", fd));
+    return status;
+}
+
+}  // namespace
 
 Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
     std::swap(fd_, other.fd_);
@@ -70,7 +82,7 @@ void Mapping::unmap() {
 }
 
 Mapping map_arena(int fd, uint64_t arena_bytes) {
-    const uint64_t present = file_bytes(fd);
+    const uint64_t present = is_device(fd) ? arena_bytes : file_bytes(fd);
     if (arena_bytes == 0 || arena_bytes > present) {
         bad_argument(format("arena_bytes=%" PRIu64 " must be in (0, file=%" PRIu64 "]", arena_bytes, present));
     }
@@ -114,11 +126,7 @@ uint64_t free_huge_pages(uint64_t huge_page_bytes) {
     return counts[0] > counts[1] ? counts[0] - counts[1] : 0;  // free and not reserved for a mapping
 }
 
-uint64_t file_bytes(int fd) {
-    struct stat status{};
-    if (::fstat(fd, &status) != 0) throw_errno(format("fstat of descriptor %d", fd));
-    return static_cast<uint64_t>(status.st_size);
-}
+uint64_t file_bytes(int fd) { return static_cast<uint64_t>(status_of(fd).st_size); }
 
 int file_seals(int fd) { return ::fcntl(fd, F_GET_SEALS); }
 
@@ -126,6 +134,20 @@ bool on_huge_pages(int fd) {
     struct statfs status{};
     if (::fstatfs(fd, &status) != 0) throw_errno(format("fstatfs of descriptor %d", fd));
     return status.f_type == HUGETLBFS_MAGIC;
+}
+
+bool is_device(int fd) { return S_ISCHR(status_of(fd).st_mode); }
+
+bool is_reserved(int fd, uint64_t bytes) {
+    const struct stat status = status_of(fd);
+    const uint64_t allocated = static_cast<uint64_t>(status.st_blocks) * STAT_BLOCK_BYTES;
+    return S_ISCHR(status.st_mode) || on_huge_pages(fd) || allocated >= bytes;
+}
+
+bool is_dax(int fd) {
+    struct statx status{};
+    if (::statx(fd, "", AT_EMPTY_PATH, 0, &status) != 0) throw_errno(format("statx of descriptor %d", fd));
+    return (status.stx_attributes & ATTRIBUTE_DAX) != 0;
 }
 
 Descriptor create_eventfd() {

@@ -53,7 +53,7 @@ class Mapping {
     uint64_t bytes_ = 0;
 };
 
-// Maps a whole arena and advises huge pages. bad_argument when the file is shorter.
+// Maps a whole arena and advises huge pages. bad_argument when the file is shorter; a device has no size to compare.
 Mapping map_arena(int fd, uint64_t arena_bytes);
 
 // Makes a memfd of that size. huge_page_bytes 0: normal pages. sealed: it can neither shrink nor grow, and takes no
@@ -70,6 +70,15 @@ int file_seals(int fd);
 
 // Whether the file is on hugetlbfs, which has no SEEK_HOLE and populates whole huge pages.
 bool on_huge_pages(int fd);
+
+// Whether it is a character device, such as device DAX: it has no size, no blocks, and cannot be read or searched.
+bool is_device(int fd);
+
+// Whether every byte up to `bytes` is the file's already: on hugetlbfs, a device, or a file without holes.
+bool is_reserved(int fd, uint64_t bytes);
+
+// Whether the file's pages are the medium itself (fsdax), with no page cache between.
+bool is_dax(int fd);
 
 // An eventfd, non-blocking and close-on-exec.
 Descriptor create_eventfd();

@@ -54,6 +54,7 @@ void bind_shared_memory(nb::module_& module) {
         },
         "name"_a, "bytes"_a, "huge_page_bytes"_a = 0, "sealed"_a = true, nb::call_guard<ReleaseGil>());
     module.def("free_huge_pages", &free_huge_pages, "huge_page_bytes"_a, nb::call_guard<ReleaseGil>());
+    module.def("is_dax", &is_dax, "fd"_a, nb::call_guard<ReleaseGil>());
 }
 
 void bind_board(nb::module_& module) {

@@ -75,8 +75,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     arena_path: Annotated[
         str,
         "Directory on tmpfs, or with huge_page_bytes on hugetlbfs, for the arena and its ledger as files that the "
-        "next start finds again, where no systemd keeps them. Made when it is missing. Empty: memory that ends "
-        "with the server.",
+        "next start finds again, where no systemd keeps them. Made when it is missing. On ext4 or xfs, best "
+        "mounted with DAX, the arena lies there instead of in memory, and so it does on a device DAX such as "
+        "/dev/dax0.0; neither is found again. Empty: memory that ends with the server.",
     ] = ""
     ledger_path: Annotated[
         str,

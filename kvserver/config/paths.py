@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -65,6 +66,28 @@ MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 def takes_memory(file_system: str) -> str:
     """The warning about a disk tier on a file system in memory."""
     return f"it lies on {file_system}: what is on this disk takes memory beside the arena, and is lost with the machine"
+
+
+STORAGE_FILE_SYSTEMS = ("ext4", "xfs")
+"""File systems that an arena may lie on: they can be mounted with DAX, and write in place what was allocated."""
+
+
+def is_char_device(path: str) -> bool:
+    try:
+        return stat.S_ISCHR(os.stat(path).st_mode)
+    except OSError:
+        return False
+
+
+def outside_memory(path: str) -> str:
+    """What an arena_path is, in words, if that is no memory of this machine; empty if it is, or cannot be used."""
+    if is_char_device(path):
+        return f"the device {path}"
+    there = next((each for each in (path, *map(str, Path(path).parents)) if path and os.path.lexists(each)), "")
+    with suppress(OSError), opened(there) as descriptor:
+        if (kind := mount_of(descriptor).file_system) in STORAGE_FILE_SYSTEMS:
+            return f"{path} on {kind}"
+    return ""
 
 
 class Mount(NamedTuple):

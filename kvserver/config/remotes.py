@@ -56,6 +56,8 @@ class Remote(NamedTuple):
     """The beginning of all names in a Valkey."""
     cluster: str = "no"
     username: str = ""
+    username_env: str = ""
+    """Environment variable with the user's name, for those who keep both in one secret."""
     password_file: str = ""
     password_env: str = ""
     endpoint: str = ""
@@ -144,6 +146,7 @@ _ONLY_FOR = {
     "cluster": VALKEYS,
     "ttl_s": VALKEYS,
     "username": (*VALKEYS, "s3", "az"),
+    "username_env": (*VALKEYS, "s3", "az"),
     "password_file": (*VALKEYS, "s3", "az", "plugin"),
     "password_env": (*VALKEYS, "s3", "az", "plugin"),
     "ca_file": (*VALKEYS, *BUCKETS),
@@ -200,8 +203,9 @@ def _remote(name: str, url: str) -> Remote:
     if not remote.tenant or len(remote.tenant) > TENANT_CHARS_MAX or not NAME_CHARS.issuperset(remote.tenant):
         expected = f"1 to {TENANT_CHARS_MAX} characters of a-z, 0-9, - and _"
         raise _wrong(name, f"tenant={remote.tenant!r} must have {expected}")
-    if remote.password_file and remote.password_env:
-        raise _wrong(name, "has password_file and password_env: expected one of them")
+    for one, other in (("username", "username_env"), ("password_file", "password_env")):
+        if getattr(remote, one) and getattr(remote, other):
+            raise _wrong(name, f"has {one} and {other}: expected one of them")
     for file in (remote.password_file, remote.ca_file):
         if file and not file.startswith("/"):
             raise _wrong(name, f"{file!r} must be an absolute path")
@@ -299,8 +303,8 @@ def _check_options(remote: Remote) -> None:
     if not REGION.fullmatch(remote.region):
         raise _wrong(remote.name, f"region={remote.region[:64]!r} must have at most 64 characters of a-z, 0-9 and -")
     has_password = bool(remote.password_file or remote.password_env)
-    if remote.bucket and has_password != bool(remote.username):
-        expected = "username, and password_file or password_env, or none of them"
+    if remote.bucket and has_password != bool(remote.username or remote.username_env):
+        expected = "username or username_env, and password_file or password_env, or none of them"
         raise _wrong(remote.name, f"expected {expected}: then credentials are found as usual in that cloud")
 
 

@@ -26,7 +26,7 @@ OBJECTS = Library("obstore", "object-stores", "an object store")
 
 
 def check(remote: Remote) -> None:
-    """Raises ConfigError if a library is missing or the password cannot be read. Asks no store."""
+    """Raises ConfigError if a library is missing, or the user's name or password cannot be read. Asks no store."""
     needed = VALKEY if remote.addresses else OBJECTS if remote.bucket else None
     if needed is not None and find_spec(needed.module) is None:
         raise ConfigError(
@@ -37,6 +37,7 @@ def check(remote: Remote) -> None:
         raise ConfigError(
             "remote-library", f"remotes.{remote.name}: {remote.plugin} is not installed in this environment"
         )
+    _username(remote)
     if (source := _password(remote)) is not None:
         source.read()
 
@@ -64,7 +65,7 @@ def open_store(remote: Remote, *, only_looks: bool = False) -> Store:
         is_cluster=remote.cluster == "yes",
         uses_tls=remote.uses_tls,
         ca_file=remote.ca_file,
-        username=remote.username,
+        username=_username(remote),
         password=_password(remote),
         prefix=remote.prefix,
         ttl_s=remote.ttl_s,
@@ -87,11 +88,19 @@ def open_driver(remote: Remote) -> Driver:
         prefix=remote.bucket_prefix,
         endpoint=remote.endpoint,
         region=remote.region,
-        username=remote.username,
+        username=_username(remote),
         password=source,
         ca_file=remote.ca_file,
     )
     return CloudObjects(place)
+
+
+def _username(remote: Remote) -> str:
+    """The user's name, from the configuration or from a variable. Raises ConfigError, which never quotes it."""
+    if not remote.username_env:
+        return remote.username
+    # Read as a password is: whoever mixes up the two variables must not find a password in a message.
+    return SecretSource(variable=remote.username_env, option="username_env").read().reveal()
 
 
 def _password(remote: Remote) -> SecretSource | None:

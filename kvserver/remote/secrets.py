@@ -70,13 +70,20 @@ def safe_text(of: object, secret: Secret | None = None) -> str:
 class SecretSource:
     """Where a secret is: a file or an environment variable."""
 
-    def __init__(self, *, file: str = "", variable: str = "", environment: Mapping[str, str] = os.environ) -> None:
-        """Raises ConfigError unless exactly one of them is named."""
+    def __init__(
+        self,
+        *,
+        file: str = "",
+        variable: str = "",
+        option: str = "password_env",
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
+        """Raises ConfigError unless exactly one of them is named. option: the one that names the variable."""
         if bool(file) == bool(variable):
             raise _refused("password_file, password_env", "expected one of them")
         if variable and not _VARIABLE.fullmatch(variable):
             # It may be the password itself.
-            raise _refused("password_env", "is no name of an environment variable; the value itself is not taken")
+            raise _refused(option, "is no name of an environment variable; the value itself is not taken")
         self._file = file
         self._variable = variable
         self._environment = environment

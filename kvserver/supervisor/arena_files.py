@@ -18,16 +18,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvserver.config.config import PAGE_BYTES, Config
-from kvserver.config.paths import holder_of, mount_of
+from kvserver.config.paths import STORAGE_FILE_SYSTEMS, holder_of, mount_of
 from kvserver.errors import ConfigError
 from kvserver.private_files import directory_problem, file_problem
 
 ARENA, LEDGER = "kvserver-arena", "kvserver-ledger"
 """Names of the arena and the ledger with every keeper. The files here have an id as suffix."""
+FILE_SYSTEMS = ("tmpfs", "hugetlbfs", *STORAGE_FILE_SYSTEMS)
+"""Those that an arena may lie on; mapped_arena.py has the arena that lies on storage."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Directory:
+class Directory:
     """A directory that this server has locked while `descriptor` is open."""
 
     path: str
@@ -48,17 +50,19 @@ class _Directory:
 
 
 class ArenaFiles:
-    """The keeper of arena and ledger with arena_path. Its directories are locked from construction to close()."""
+    """The keeper of arena and ledger on a memory file system. Directories are locked from construction to close()."""
+
+    takes_memory = True
 
     def __init__(self, config: Config) -> None:
         """Claims the directories. Raises ConfigError if one cannot be used, or if a running server uses it."""
         self._id = secrets.token_hex(8)
         self._files: list[int] = []
-        arena = _claim(config.arena_path)
+        arena = claim(config.arena_path)
         self._directories = {ARENA: arena, LEDGER: arena}
         try:
             if config.ledger_path and os.path.realpath(config.ledger_path) != os.path.realpath(config.arena_path):
-                self._directories[LEDGER] = _claim(config.ledger_path)
+                self._directories[LEDGER] = claim(config.ledger_path)
             _check_pages(config, arena, self._directories[LEDGER])
         except ConfigError:
             self.close()
@@ -150,15 +154,17 @@ class ArenaFiles:
 # ---------------------------------------------------------------- directories
 
 
-def _claim(path: str) -> _Directory:
+def claim(path: str) -> Directory:
     """Makes the directory if it is missing, checks it and locks it. Raises ConfigError."""
     try:
         Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileExistsError as problem:
+        raise ConfigError("arena-path", f"{path}: is no directory, and no device DAX") from problem
     except OSError as problem:
         raise ConfigError("arena-path", f"{path}: {problem.strerror}") from problem
     try:
-        directory = _Directory(path, descriptor, mount_of(descriptor).file_system)
+        directory = Directory(path, descriptor, mount_of(descriptor).file_system)
         _check(directory)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -171,14 +177,15 @@ def _claim(path: str) -> _Directory:
     return directory
 
 
-def _check(directory: _Directory) -> None:
-    if directory.kind not in ("tmpfs", "hugetlbfs"):
-        raise ConfigError("arena-path", f"{directory.path} is on {directory.kind}; expected tmpfs or hugetlbfs")
+def _check(directory: Directory) -> None:
+    if directory.kind not in FILE_SYSTEMS:
+        expected = f"expected one of {', '.join(FILE_SYSTEMS)}"
+        raise ConfigError("arena-path", f"{directory.path} is on {directory.kind}; {expected}")
     if problem := directory_problem(directory.path, os.fstat(directory.descriptor)):
         raise ConfigError("arena-path", problem)
 
 
-def _check_pages(config: Config, arena: _Directory, ledger: _Directory) -> None:
+def _check_pages(config: Config, arena: Directory, ledger: Directory) -> None:
     """Raises ConfigError if a page size differs from the configuration: the file system decides it, not the server."""
     page_bytes = os.fstatvfs(arena.descriptor).f_bsize
     if page_bytes != (config.huge_page_bytes or PAGE_BYTES):

@@ -4,8 +4,9 @@ Kept memory is used only if it matches this configuration: the same sizes, the s
 and no process of an earlier start that may still write to it. Otherwise it is released and made anew, and the log says
 why: a cache may lose chunks, but never return wrong ones.
 
-A keeper has the memory between two starts: systemd's store, or files with arena_path. A ledger describes only its own
-arena. So new memory is kept only if the keeper has forgotten the old, and the ledger only if the arena is kept.
+A keeper has the memory between two starts: systemd's store, or files on a memory file system with arena_path. What
+arena_path names on another medium is never kept (mapped_arena.py). A ledger describes only its own arena. So new
+memory is kept only if the keeper has forgotten the old, and the ledger only if the arena is kept.
 """
 
 import logging
@@ -21,6 +22,7 @@ from kvserver.config.config import PAGE_BYTES, Config
 from kvserver.errors import ConfigError
 from kvserver.supervisor.arena_files import ARENA, LEDGER, ArenaFiles
 from kvserver.supervisor.machine_memory import RESERVE_BYTES, read_memory
+from kvserver.supervisor.mapped_arena import MappedArena
 from kvserver.supervisor.systemd import Manager
 from kvserver.transfer.native import Ledger, create_memfd, free_huge_pages
 
@@ -84,7 +86,7 @@ class DescriptorStore:
         return int(create_memfd(what, size, self._huge_page_bytes if what == ARENA else 0))
 
 
-def hold(config: Config, manager: Manager, files: ArenaFiles | None = None) -> Held:
+def hold(config: Config, manager: Manager, files: ArenaFiles | MappedArena | None = None) -> Held:
     """The arena and ledger, kept or new. files: the keeper with arena_path; systemd's memory is released then.
 
     Raises ConfigError, before any page is touched, if the machine cannot hold the arena."""
@@ -175,12 +177,13 @@ def _create(keeper: Keeper, what: str, size: int) -> int:
         raise ConfigError("arena-memory", f"{what} of {size} bytes cannot be made: {problem.strerror}") from problem
 
 
-def _check_memory(config: Config, arena: int, files: ArenaFiles | None) -> None:
+def _check_memory(config: Config, arena: int, files: ArenaFiles | MappedArena | None) -> None:
     """Raises ConfigError if the machine cannot hold the arena, before a page is touched. arena: the kept one, or -1."""
     taken_bytes = _taken_bytes(arena) if arena >= 0 else 0
     missing_bytes = max(0, config.arena_bytes - taken_bytes)
     if files is not None:
         files.check_room({ARENA: missing_bytes, LEDGER: 0 if arena >= 0 else _ledger_bytes(config)})
+        missing_bytes = missing_bytes if files.takes_memory else 0
     if config.huge_page_bytes:
         free = free_huge_pages(config.huge_page_bytes) * config.huge_page_bytes
         if free < missing_bytes:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvserver.config.config import Config
+from kvserver.config.paths import outside_memory
 
 VENDORS = {"0x10de": "nvidia", "0x1002": "amdgpu"}
 """PCI vendor -> the kernel's driver: a GPU with another one, such as vfio-pci, is not for engines of this machine."""
@@ -35,8 +36,12 @@ class Placement(NamedTuple):
     why: str
     asked_for: bool = False
     """Whether numa_node names the node; then the start fails if the kernel refuses it."""
+    outside: bool = False
+    """Whether the arena lies on a medium of its own, where nothing is placed."""
 
     def __str__(self) -> str:
+        if self.outside:
+            return self.why
         if not self.nodes:
             return f"wherever the kernel puts it: {self.why}"
         shown = ", ".join(map(str, self.nodes))
@@ -47,6 +52,8 @@ def place(config: Config, root: Path = Path("/")) -> Placement:
     """Chooses the nodes. root: the directory with /sys, /proc and /dev."""
     if config.numa_node >= 0:
         return Placement((config.numa_node,), "numa_node", asked_for=True)
+    if where := outside_memory(config.arena_path):
+        return Placement((), where, outside=True)
     with_memory = _nodes_with_memory(root)
     if len(with_memory) < 2:
         return Placement((), "this machine has one node")

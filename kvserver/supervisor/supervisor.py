@@ -43,8 +43,8 @@ from kvserver.ipc.inheritance import CANNOT_START, Inheritance
 from kvserver.movers import remote_store
 from kvserver.private_files import OTHERS_WRITE, file_problem
 from kvserver.supervisor import disk_paths, numa
-from kvserver.supervisor.arena_files import ArenaFiles
 from kvserver.supervisor.kept_memory import Held, hold
+from kvserver.supervisor.mapped_arena import keeper_at, settled
 from kvserver.supervisor.systemd import Manager
 from kvserver.transfer.native import ArenaGrower
 from kvserver.wire.orders import (
@@ -98,7 +98,8 @@ def run(config: Config) -> int:
     share(config, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     if config.digests == "off":
         logs.event(logging.WARNING, "digests off", ("why", "digests=off in the configuration"))
-    files = ArenaFiles(config) if config.arena_path else None
+    files = keeper_at(config)
+    config = settled(config, files)
     held = hold(config, manager, files)
     grower, placement = _grow(config, held.arena)
     logs.event(

@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple, get_args
 import kvserver
 from kvserver.cli.doctor import device
 from kvserver.config.config import Config
-from kvserver.config.paths import check_cache_directory
+from kvserver.config.paths import check_cache_directory, outside_memory
 from kvserver.config.remotes import Remote
 from kvserver.errors import ConfigError, DeviceError
 from kvserver.private_files import directory_problem
@@ -227,6 +227,8 @@ def memory(config: Config) -> Answer:
     """Checks that the arena fits in free memory. Huge pages have their own check."""
     if config.huge_page_bytes:
         return "ok", "the arena is backed by huge pages"
+    if where := outside_memory(config.arena_path):
+        return "ok", f"the arena is {where}, where a start looks for {show_bytes(config.arena_bytes)}"
     machine = read_memory()
     said = f"arena {show_bytes(config.arena_bytes)}, {show_bytes(RESERVE_BYTES)} beside it, "
     said += f"{_rounded(machine.available_bytes)} available of {_rounded(machine.total_bytes)}"

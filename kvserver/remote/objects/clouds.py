@@ -49,7 +49,14 @@ Scheme = Literal["s3", "gs", "az"]
 CONFLICT = "409 Conflict"
 """Words in an answer that other writes are under way; the library takes each of them for one that has won."""
 IS_THERE = "BlobAlreadyExists"
-NOT_THERE = ("NoSuchKey", "BlobNotFound", "No such object", "No data in memory found", "No such file")
+NOT_THERE = (
+    "NoSuchKey",
+    "BlobNotFound",
+    "specified blob does not exist",  # in the answer to a removal of many
+    "No such object",
+    "No data in memory found",
+    "No such file",
+)
 """Words in an answer that an object is not there. Any other 404 may come from whatever stands before the store."""
 NO_PLACE = ("NoSuchBucket", "ContainerNotFound", "specified bucket does not exist", "ContainerBeingDeleted")
 """Words in an answer that nothing is there, because the bucket itself is not."""

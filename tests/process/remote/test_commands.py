@@ -7,6 +7,7 @@ import re
 import secrets
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,3 +177,36 @@ def test_a_server_without_a_store_says_so(tmp_path: Path) -> None:
     with Server() as server:
         place = Place("", tmp_path, None)
         assert place.run("status", f"--socket={server.path}").startswith("this server has no remote store")
+
+
+def test_a_user_and_a_password_of_lmcaches_variables_are_used_and_shown_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Status, log, pages and commands of a server that was started with them."""
+    user = "planted-" + secrets.token_urlsafe(24)
+    monkeypatch.setenv("LMCACHE_RESP_USERNAME", user)
+    monkeypatch.setenv("LMCACHE_RESP_PASSWORD", PASSWORD)
+    tokens = tmp_path / "tokens"
+    tokens.touch(mode=0o600)
+    tokens.write_text(f"tests: {TOKEN}\n")
+    options = "tokens_min=0&write=through&username_env=LMCACHE_RESP_USERNAME&password_env=LMCACHE_RESP_PASSWORD"
+    story = prompt(11, CHUNKS)
+    with ValkeyServer() as valkey:
+        assert valkey.ask("ACL", "SETUSER", user, "on", f">{PASSWORD}", "~*", "&*", "+@all") == "+OK\r\n"
+        assert valkey.ask("ACL", "SETUSER", "default", "off") == "+OK\r\n"
+        place = Place(f"fleet=valkey://127.0.0.1:{valkey.port}?{options}", tokens, valkey)
+        port = free_port()
+        settings = {"remotes": place.remotes, "http_port": port, "admin_token_file": tokens, "log_level": "debug"}
+        with Server(**settings) as server, Engine(server.path).ready() as engine:
+            engine.store(story)
+            until("the chunks to be in the store", lambda: counted(server, "remote_writes") == CHUNKS)
+            shown = {"status": place.run("status", f"--socket={server.path}")}
+            shown |= {"inspect": place.inspect("--namespace", DIGEST)}
+            shown |= {"probe": place.run("probe", "--remotes", place.remotes)}
+            for page in ("/status", "/env", "/config", "/metrics"):
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}{page}", timeout=WAIT_S) as answer:
+                    shown[page] = answer.read().decode()
+            shown["log"] = server.log()
+    assert "remote" in shown["log"]
+    assert "LMCACHE_RESP_USERNAME" in shown["/env"], "its name, not its value"
+    assert [where for where, text in shown.items() if user in text or PASSWORD in text] == []

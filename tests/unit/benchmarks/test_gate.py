@@ -38,7 +38,8 @@ def small_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def ci(folder: Path, *, gate_says: str, gate_exits: int, wheel_exits: int = 0) -> "subprocess.CompletedProcess[str]":
     """A .ci/run that builds nothing, so that only the gate and the wheel decide."""
     installed = "#!/bin/sh\n"  # otherwise it would be fetched
-    for name, text in (("make", STUBBED_MAKE), ("python", STUBBED_PYTHON), ("redis-server", installed)):
+    stubbed = {"make": STUBBED_MAKE, "python": STUBBED_PYTHON, "redis-server": installed, "azurite-blob": installed}
+    for name, text in stubbed.items():
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     stubs = {

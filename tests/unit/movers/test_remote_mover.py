@@ -20,7 +20,7 @@ from kvserver.movers.remote_mover import HEADS_BYTES_MAX, LEFT_OUT, RemoteMover
 from kvserver.movers.remote_store import check, open_store
 from kvserver.remote.announcement import pack
 from kvserver.remote.chunk_value import Head, NamespaceName, Shard, decode, encode, head_bytes
-from kvserver.remote.store import Store
+from kvserver.remote.store import Store, StoreError
 from kvserver.transfer.native import digest_sum
 from kvserver.wire.orders import (
     ORDER_BYTES_MAX,
@@ -362,4 +362,47 @@ def test_a_valkey_with_a_password_is_opened_with_the_content_of_its_file(tmp_pat
     with ValkeyServer("--requirepass", "hunter2") as server:
         store: Store = open_store(parse(f"a=valkey://127.0.0.1:{server.port}?password_file={tmp_path}/secret")[0])
         assert store.notes([NamespaceName("-", bytes(32))]) == [None]
+        store.close()
+
+
+def test_a_valkey_is_opened_with_the_user_and_the_password_of_lmcaches_variables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = "a=valkey://127.0.0.1:{}?username_env=LMCACHE_RESP_USERNAME&password_env=LMCACHE_RESP_PASSWORD"
+    monkeypatch.setenv("LMCACHE_RESP_USERNAME", "mover")
+    monkeypatch.setenv("LMCACHE_RESP_PASSWORD", "hunter2")
+    with ValkeyServer() as server:
+        assert server.ask("ACL", "SETUSER", "mover", "on", ">hunter2", "~*", "+@all") == "+OK\r\n"
+        assert server.ask("ACL", "SETUSER", "default", "off") == "+OK\r\n"
+        (remote,) = parse(url.format(server.port))
+        check(remote)
+        store: Store = open_store(remote)
+        assert store.notes([NamespaceName("-", bytes(32))]) == [None]
+        store.close()
+
+
+@pytest.mark.parametrize(
+    ("variable", "said"),
+    [
+        ("LMCACHE_RESP_USERNAME", r"\$LMCACHE_RESP_USERNAME: is empty or not set"),
+        ("hunter2!", "username_env: is no name of an environment variable"),
+    ],
+)
+def test_a_users_name_that_cannot_be_read_stops_the_start_unquoted(
+    monkeypatch: pytest.MonkeyPatch, variable: str, said: str
+) -> None:
+    monkeypatch.delenv("LMCACHE_RESP_USERNAME", raising=False)
+    monkeypatch.setenv("LMCACHE_RESP_PASSWORD", "hunter2")
+    with pytest.raises(ConfigError, match=f"remote-secret: {said}") as refused:
+        check(parse(f"a=valkey://x?username_env={variable}&password_env=LMCACHE_RESP_PASSWORD")[0])
+    assert "hunter2" not in str(refused.value)
+
+
+def test_lmcaches_variables_are_not_read_unless_they_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMCACHE_RESP_PASSWORD", "hunter2")
+    with ValkeyServer("--requirepass", "hunter2") as server:
+        store: Store = open_store(parse(f"a=valkey://127.0.0.1:{server.port}")[0])
+        with pytest.raises(StoreError) as refused:
+            store.notes([NamespaceName("-", bytes(32))])
+        assert refused.value.code == "remote-denied"
         store.close()

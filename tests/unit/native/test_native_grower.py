@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvserver.transfer.native import ArenaGrower, Pattern, create_memfd
-from tests.rigs.full_disk import mounted
+from tests.rigs.full_disk import fill, mounted
 
 SLAB = 3 << 20
 SLABS = 7
@@ -135,6 +135,35 @@ def test_slabs_that_other_threads_are_making_still_count_when_growth_stops(tmp_p
             assert "its file system has" in grower.problem
             grower.close()
             os.close(fd)
+
+
+@pytest.mark.parametrize("reserved", [True, False])
+def test_what_a_file_has_already_needs_no_room_that_others_left(tmp_path: Path, reserved: bool) -> None:
+    with mounted("ext4", tmp_path, 3 * ARENA) as root:
+        fd = os.open(root / "arena", os.O_RDWR | os.O_CREAT)
+        os.ftruncate(fd, ARENA)
+        if reserved:
+            os.posix_fallocate(fd, 0, ARENA)
+        fill(root)
+        grower = ArenaGrower(fd, ARENA, SLAB, 2)
+        if reserved:
+            grown(grower, SLABS)
+            assert grower.problem == ""
+        else:
+            assert select.select([grower.eventfd], [], [], 30)[0]
+            assert grower.problem.endswith("its file system has 0 MiB")
+        grower.close()
+        os.close(fd)
+
+
+def test_a_device_grows_to_its_end_though_it_has_no_size() -> None:
+    """/dev/zero stands in for a device DAX: each mapping of it has memory of its own."""
+    fd = os.open("/dev/zero", os.O_RDWR)
+    assert os.fstat(fd).st_size == 0
+    grower = ArenaGrower(fd, ARENA, SLAB, 2)
+    grown(grower, SLABS)
+    grower.close()
+    os.close(fd)
 
 
 def available_bytes() -> int:

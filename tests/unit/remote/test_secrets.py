@@ -57,6 +57,9 @@ def test_the_secret_itself_is_not_taken_for_its_place_and_not_quoted() -> None:
         with pytest.raises(ConfigError, match="remote-secret") as refused:
             SecretSource(**wrong)
         assert PASSWORD not in str(refused.value)
+    with pytest.raises(ConfigError, match="username_env: is no name of an environment variable") as refused:
+        SecretSource(variable=f"{PASSWORD}!", option="username_env")
+    assert PASSWORD not in str(refused.value)
 
 
 def test_a_file_that_others_may_read_or_that_is_no_text_is_refused_without_being_quoted(file: Path) -> None:

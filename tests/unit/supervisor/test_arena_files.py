@@ -199,7 +199,7 @@ def test_a_second_server_is_refused_at_the_ledger_alone(memory: Path) -> None:
 
 def test_a_file_system_that_is_no_memory_is_refused() -> None:
     said = refusal(config(Path("/proc/self")))
-    assert "is on proc; expected tmpfs or hugetlbfs" in said
+    assert "is on proc; expected one of tmpfs, hugetlbfs, ext4, xfs" in said
 
 
 def test_pages_that_the_file_system_does_not_have_are_refused(memory: Path) -> None:
