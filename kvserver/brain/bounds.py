@@ -38,7 +38,7 @@ def bounds_from(config: Config) -> Bounds:
         disk_write_queue_ms=config.disk_write_queue_ms,
         disk_clean_percent=config.disk_clean_percent,
         disk_job_ms=config.disk_job_ms,
-        remote=config.remote,
+        remotes=config.remote_stores,
         recompute_tokens_per_s=config.recompute_tokens_per_s,
         eviction_policy=config.eviction_policy,
         tenants=tuple(Quota(name, *arena, *disks) for name, (arena, disks) in ranges.items()),

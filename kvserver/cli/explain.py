@@ -90,9 +90,10 @@ def sentences(found: Explanation) -> list[str]:
         lines.append(f"  next chunk {found.key}")
     if found.cause:
         lines.append(f"  it left {found.gone_s:.1f} s ago: {CAUSES.get(found.cause, found.cause)}")
-    if found.remote:
-        rest = f" for {found.remote_s:.1f} s" if found.remote_s else ""
-        lines.append(f"  the remote store {REMOTE.get(found.remote, found.remote)}{rest}")
+    stores = {"": (found.remote, found.remote_s)} if found.remote else found.remotes
+    for name, (why, rest_s) in stores.items():
+        rest = f" for {rest_s:.1f} s" if rest_s else ""
+        lines.append(f"  the remote store {f'{name} ' if name else ''}{REMOTE.get(why, why)}{rest}")
     if found.held_in:
         lines.append(
             f"  the same key is held in namespace {', '.join(found.held_in)}: engines that should share differ"

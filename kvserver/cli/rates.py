@@ -24,8 +24,15 @@ class Between:
         """The growth of a counter; `key` selects a reason if it counts by reason."""
         return _count(self._after, counter, key) - (_count(self._before, counter, key) if self._before else 0)
 
+    def grown_in(self, store: str, counter: str) -> int:
+        """The growth of a counter of a remote store. counter: as in RemoteStatus.counted."""
+        return _count_in(self._after, store, counter) - (_count_in(self._before, store, counter) if self._before else 0)
+
     def per_s(self, counter: str, key: str = "") -> float:
         return self.grown(counter, key) / self.seconds if self.seconds > 0 else 0.0
+
+    def per_s_in(self, store: str, counter: str) -> float:
+        return self.grown_in(store, counter) / self.seconds if self.seconds > 0 else 0.0
 
     def tokens_of(self, *results: str) -> str:
         """Share of the tokens asked for that had these results, in percent; without any: of those that were hits."""
@@ -67,6 +74,12 @@ class History:
         last = self._seen[-1]
         older = (seen for seen in reversed(self._seen) if last.uptime_s - seen.uptime_s >= seconds)
         return Between(next(older, self._seen[0]), last)
+
+
+def _count_in(status: Status, store: str, counter: str) -> int:
+    if not status.other_remotes:
+        return _count(status, f"remote_{counter}", "")
+    return sum(remote.counted.get(counter, 0) for remote in status.remotes if remote.name == store)
 
 
 def _count(status: Status, counter: str, key: str) -> int:

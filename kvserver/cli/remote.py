@@ -18,7 +18,7 @@ from kvserver.cli.values import key as digest
 from kvserver.cli.values import seconds, whole
 from kvserver.config.config import Config, load
 from kvserver.config.paths import default_socket
-from kvserver.errors import ConfigError
+from kvserver.errors import ConfigError, DeviceError
 
 if TYPE_CHECKING:
     from kvserver.config.remotes import Remote
@@ -37,6 +37,7 @@ ConfigFile = Annotated[str, typer.Option("--config", metavar="FILE", help="The s
 Remotes = Annotated[
     str, typer.Option("--remotes", metavar="TEXT", help="The store as a flag of the server; wins over the file.")
 ]
+StoreName = Annotated[str, typer.Option("--store", metavar="NAME", help="Which store, where several are named.")]
 
 
 @app.command()
@@ -53,32 +54,35 @@ def status(
 
     known = msgspec.convert(ask_status(socket or default_socket()), Status)
     if as_json:
-        shown = {"remote": known.remote, "counters": counters_of(known)}
+        others = {"other_remotes": known.other_remotes} if known.other_remotes else {}
+        shown = {"remote": known.remote, **others, "counters": counters_of(known)}
         typer.echo(msgspec.json.format(msgspec.json.encode(shown), indent=2).decode())
     else:
         typer.echo("\n".join(lines_of(known)))
 
 
 @app.command()
-def probe(*, config: ConfigFile = "", remotes: Remotes = "") -> None:
-    """Write a chunk to the store, read it and remove it, as doctor does; exits with 1 if that fails."""
-    given = _config(config, remotes)
-    _remote(given)
-    from kvserver.cli.doctor.doctor import remote_store
+def probe(*, config: ConfigFile = "", remotes: Remotes = "", store: StoreName = "") -> None:
+    """Write a chunk to each store, read it and remove it, as doctor does; exits with 1 if that fails."""
+    named = _stores(_config(config, remotes), store)
+    from kvserver.cli.doctor.doctor import try_store
 
-    verdict, text = remote_store(given)
-    typer.echo(f"{verdict:4}  {text}")
-    if verdict == "fail":
+    failed = False
+    for remote in named:
+        verdict, text = try_store(remote)
+        typer.echo(f"{verdict:4}  {text}")
+        failed |= verdict == "fail"
+    if failed:
         raise typer.Exit(1)
 
 
 @app.command()
-def contract(*, config: ConfigFile = "", remotes: Remotes = "") -> None:
+def contract(*, config: ConfigFile = "", remotes: Remotes = "", store: StoreName = "") -> None:
     """Test whether an object store or a plug-in does what servers need (docs/store-plugins.md); exit 1 if not."""
     from kvserver.movers.remote_store import check, open_driver
     from kvserver.remote.objects.contract import run
 
-    remote = _remote(_config(config, remotes))
+    remote = _store(_config(config, remotes), store)
     if not remote.bucket and not remote.plugin:
         raise ConfigError("config-remote", f"{remote.url} is no object store and no plug-in, so there is no contract")
     check(remote)
@@ -95,6 +99,7 @@ def inspect(
     *,
     config: ConfigFile = "",
     remotes: Remotes = "",
+    store: StoreName = "",
     namespace: Annotated[
         str, typer.Option(metavar="HEX", help="Count what this one has. Its first digits are enough.")
     ] = "",
@@ -113,11 +118,11 @@ def inspect(
     is wrong."""
     if key and not namespace:
         raise ConfigError("key-text", "inspect --key: name the namespace as well, with --namespace")
-    remote = _remote(_config(config, remotes))
+    remote = _store(_config(config, remotes), store)
     from kvserver.cli import remote_look
 
-    with remote_look.opened(remote) as store:
-        look = remote_look.Look(store, remote, remote_look.Bounds(limit, within), typer.echo)
+    with remote_look.opened(remote) as opened:
+        look = remote_look.Look(opened, remote, remote_look.Bounds(limit, within), typer.echo)
         if not namespace:
             look.namespaces()
         elif not key:
@@ -138,28 +143,43 @@ def clear(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     config: ConfigFile = "",
     remotes: Remotes = "",
+    store: StoreName = "",
     url: Url = URL,
     token_file: TokenFile = "",
 ) -> None:
     """Forget a namespace. Without --config and --remotes a running server does it, as `kvserver admin clear`. With one
-    of them only the store is told, and its servers hear of it from there."""
+    of them only the stores are told, and their servers hear of it from there."""
     if bool(namespace) == everything:
         raise ConfigError("option", "name a namespace, or --all, and not both")
     of = [] if everything else [digest(namespace)]
     if not config and not remotes:
-        if everything:
-            raise ConfigError("option", "--all asks the store itself: expected --config or --remotes")
+        if everything or store:
+            raise ConfigError("option", "--all and --store ask the store itself: expected --config or --remotes")
         _confirm("Forget this namespace, on this server and in its store?", yes=yes)
         _clear_by_server(namespace, url, token_file)
         return
-    remote = _remote(_config(config, remotes))
-    _confirm(f"Forget {'all namespaces' if everything else 'this namespace'} in {remote.name}?", yes=yes)
+    named = _stores(_config(config, remotes), store)
+    names = ", ".join(remote.name for remote in named)
+    _confirm(f"Forget {'all namespaces' if everything else 'this namespace'} in {names}?", yes=yes)
     from kvserver.cli import remote_look
     from kvserver.remote.epoch_lease import LEASE_S
 
-    with remote_look.opened(remote) as store:
-        count = remote_look.clear(store, remote, of or remote_look.all_namespaces(store, remote))
-    typer.echo(f"cleared: {count:,} namespaces; within {LEASE_S:g} s no server finds what the store had of them")
+    problems: list[str] = []
+    for remote in named:
+        where = f"in {remote.name}: " if len(named) > 1 else ""
+        try:
+            with remote_look.opened(remote) as opened:
+                count = remote_look.clear(opened, remote, of or remote_look.all_namespaces(opened, remote))
+        except (ConfigError, DeviceError) as problem:
+            if len(named) == 1:
+                raise
+            problems.append(problem.code)
+            typer.echo(f"{where}not cleared: {problem.message}")
+            continue
+        said = f"{count:,} namespaces; within {LEASE_S:g} s no server finds what the store had of them"
+        typer.echo(f"{where}cleared: {said}")
+    if len(problems) == len(named) or set(problems) - {"remote-namespace"}:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -167,6 +187,7 @@ def sweep(
     *,
     config: ConfigFile = "",
     remotes: Remotes = "",
+    store: StoreName = "",
     older_than: Annotated[
         float,
         typer.Option(
@@ -194,16 +215,16 @@ def sweep(
     ] = SWEPT_PER_S,
 ) -> None:
     """Remove what was cleared, chunks of epochs that no server finds any more, and old ones. Servers may go on."""
-    remote = _remote(_config(config, remotes))
+    remote = _store(_config(config, remotes), store)
     if not dry_run:
         _confirm(f"Remove {'old chunks' if older_than else 'what was cleared'} in {remote.name}?", yes=yes)
     from kvserver.cli import remote_look
 
-    with remote_look.opened(remote) as store:
+    with remote_look.opened(remote) as opened:
         swept = remote_look.sweep(
-            store,
+            opened,
             remote,
-            remote_look.all_namespaces(store, remote),
+            remote_look.all_namespaces(opened, remote),
             bounds=remote_look.Bounds(limit, within),
             values_per_s=per_second,
             only_looks=dry_run,
@@ -233,7 +254,22 @@ def _config(config: str, remotes: str) -> Config:
     return load(Path(config) if config else None, {"remotes": remotes} if remotes else {})[0]
 
 
-def _remote(config: Config) -> "Remote":
-    if config.remote is None:
+def _stores(config: Config, name: str) -> "tuple[Remote, ...]":
+    """The stores of the configuration, or the one with that name. Raises ConfigError if there is none."""
+    named = config.remote_stores
+    if not named:
         raise ConfigError("config-remote", "no store is named: expected --remotes, or [remotes.NAME] in --config")
-    return config.remote
+    found = tuple(remote for remote in named if name in ("", remote.name))
+    if not found:
+        names = ", ".join(remote.name for remote in named)
+        raise ConfigError("config-remote", f"--store {name!r} is not among the stores: expected one of {names}")
+    return found
+
+
+def _store(config: Config, name: str) -> "Remote":
+    """The same for what can be asked of one store alone."""
+    found = _stores(config, name)
+    if len(found) > 1:
+        names = ", ".join(remote.name for remote in found)
+        raise ConfigError("config-remote", f"several stores are named: expected --store with one of {names}")
+    return found[0]

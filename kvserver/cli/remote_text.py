@@ -1,6 +1,6 @@
 """The lines that `kvserver remote status` prints for a status document."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from kvserver.units import rate, size
 from kvserver.wire.status import RemoteStatus, Status
@@ -9,14 +9,23 @@ PREFIX = "remote_"
 
 
 def lines_of(status: Status) -> list[str]:
-    """One line if the server has no store."""
+    """One line if the server has no store. Several stores have an empty line between them."""
     if status.remote is None:
         return ["this server has no remote store; the key `remotes` names one"]
-    return [*_store(status.remote), *_facts(status), *_moved(status)]
+    if not status.other_remotes:
+        counts = {name.removeprefix(PREFIX): count for name, count in counters_of(status).items()}
+        failures = counts.pop("failures", {})
+        assert isinstance(failures, dict)
+        return [*_store(status.remote), *_facts(status, "remote"), *_counted(counts), *_failed(failures)]
+    lines: list[str] = []
+    for store in status.remotes:
+        facts = _facts(status, f"remote:{store.name}")
+        lines += ["", *_store(store), *facts, *_counted(store.counted), *_failed(store.failures)]
+    return lines[1:]
 
 
 def counters_of(status: Status) -> dict[str, int | dict[str, int]]:
-    """The counters of the remote store, with their names in the document."""
+    """The counters of the remote stores, with their names in the document."""
     return {name: count for name, count in status.counters.items() if name.startswith(PREFIX)}
 
 
@@ -37,22 +46,22 @@ def _store(remote: RemoteStatus) -> Iterator[str]:
         yield f"reads     {rate(remote.read_bytes_per_s)} as measured"
 
 
-def _facts(status: Status) -> Iterator[str]:
-    """Facts that the store tells of itself, by its mover."""
+def _facts(status: Status, device: str) -> Iterator[str]:
+    """Facts that a store tells of itself, by its mover."""
     for mover in status.movers:
-        if mover.device == "remote":
+        if mover.device == device:
             for name, text in mover.facts.items():
                 if name not in ("remote", "url"):
                     yield f"fact      {name}: {text}"
 
 
-def _moved(status: Status) -> Iterator[str]:
+def _counted(counts: Mapping[str, int | dict[str, int]]) -> Iterator[str]:
     """Counters since the brain started."""
-    counts = counters_of(status)
     for name, count in counts.items():
         if isinstance(count, int):
-            yield f"counted   {name.removeprefix(PREFIX)} {count:,}"
-    failures = counts.get("remote_failures")
-    if isinstance(failures, dict):
-        for where, count in failures.items():
-            yield f"failed    {where} {count:,}"
+            yield f"counted   {name} {count:,}"
+
+
+def _failed(failures: Mapping[str, int]) -> Iterator[str]:
+    for where, count in failures.items():
+        yield f"failed    {where} {count:,}"

@@ -115,16 +115,16 @@ def remote_said(remote: RemoteStatus) -> str:
 
 
 def _remote(status: Status) -> Iterator[str]:
-    """The lines about the remote store; none without one."""
-    remote, start = status.remote, Between(None, status)
-    if remote is None:
-        return
-    yield f"remote    {remote.name}, {remote.url}: {remote_said(remote)}"
-    yield (
-        f"          {start.grown('remote_reads'):,} chunks read ({size(start.grown('remote_read_bytes'))}), "
-        f"{start.grown('remote_writes'):,} written ({size(start.grown('remote_written_bytes'))}) since the start; "
-        f"{remote.looked_for:,} prompts are looked for, {remote.queued_chunks:,} chunks wait to be written"
-    )
+    """The lines about remote stores; none without one."""
+    start = Between(None, status)
+    for remote in status.remotes:
+        grown = partial(start.grown_in, remote.name)
+        yield f"remote    {remote.name}, {remote.url}: {remote_said(remote)}"
+        yield (
+            f"          {grown('reads'):,} chunks read ({size(grown('read_bytes'))}), "
+            f"{grown('writes'):,} written ({size(grown('written_bytes'))}) since the start; "
+            f"{remote.looked_for:,} prompts are looked for, {remote.queued_chunks:,} chunks wait to be written"
+        )
 
 
 def _on_call(status: Status) -> Iterator[str]:

@@ -7,6 +7,7 @@ engines and devices are shown as they are, never interpreted as markup.
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -113,9 +114,11 @@ class View:
         parts += [f"{direction} {rate(rates[-1] if rates else 0)}" for direction, rates in self._moved.items()]
         parts.append(f"arena {percent(status.arena.used_bytes, status.arena.total_bytes)}")
         parts += [f"disk{disk.device} {percent(disk.used_bytes, disk.total_bytes)}" for disk in status.disks]
-        if status.remote is not None:
-            moved = f"{rate(now.per_s('remote_read_bytes'))} in, {rate(now.per_s('remote_written_bytes'))} out"
-            parts.append(f"remote {moved if status.remote.usable else 'not usable'}")
+        for remote in status.remotes:
+            per_s = partial(now.per_s_in, remote.name)
+            moved = f"{rate(per_s('read_bytes'))} in, {rate(per_s('written_bytes'))} out"
+            name = f"remote {remote.name}" if status.other_remotes else "remote"
+            parts.append(f"{name} {moved if remote.usable else 'not usable'}")
         parts.append(f"sessions {status.sessions}")
         parts.append(f"jobs {status.stores + status.retrieves}")
         yield "  ".join(parts)
@@ -157,16 +160,15 @@ class View:
                 yield Text.assemble(f"{direction:10}{rate(rates[-1] if rates else 0):>10}  ", (bars, "cyan"))
 
     def _remote(self, status: Status) -> Iterator[Text]:
-        remote, now = status.remote, self._history.lately(NOW_S)
-        if remote is None:
-            return
-        yield Text(
-            f"{'remote':10}{now.per_s('remote_found'):.3g} of {now.per_s('remote_probed'):.3g} chunks/s found; "
-            f"read {now.per_s('remote_reads'):.3g}/s, {rate(now.per_s('remote_read_bytes'))}; "
-            f"written {now.per_s('remote_writes'):.3g}/s, {rate(now.per_s('remote_written_bytes'))}; "
-            f"{remote.queued_chunks:,} wait"
-        )
-        yield Text(f"{'':10}{remote.name}, {remote_said(remote)}", "" if remote.usable else "red")
+        for remote in status.remotes:
+            per_s = partial(self._history.lately(NOW_S).per_s_in, remote.name)
+            yield Text(
+                f"{'remote':10}{per_s('found'):.3g} of {per_s('probed'):.3g} chunks/s found; "
+                f"read {per_s('reads'):.3g}/s, {rate(per_s('read_bytes'))}; "
+                f"written {per_s('writes'):.3g}/s, {rate(per_s('written_bytes'))}; "
+                f"{remote.queued_chunks:,} wait"
+            )
+            yield Text(f"{'':10}{remote.name}, {remote_said(remote)}", "" if remote.usable else "red")
 
 
 def _hits(seen: Between, status: Status, shares: Sequence[float]) -> Text:

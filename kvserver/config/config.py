@@ -188,9 +188,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     disk_depth: Annotated[int, Within(1, 1024), "Payloads under way at a device."] = 32
     remotes: Annotated[
         str,
-        'A store that several servers share. "NAME=URL?key=value&key=value", for example '
-        '"fleet=valkey://10.0.0.7?password_file=/etc/kvserver/valkey" or "fleet=s3://BUCKET/PREFIX?write=through". In '
-        "a file a table [remotes.NAME] with url and the keys (docs/remote.md). Empty: none.",
+        'Stores that several servers share. "NAME=URL?key=value&key=value", for example '
+        '"fleet=valkey://10.0.0.7?password_file=/etc/kvserver/valkey" or "fleet=s3://BUCKET/PREFIX?write=through". '
+        "Spaces stand between several. In a file tables [remotes.NAME] with url and the keys (docs/remote.md). Empty: "
+        "none.",
     ] = ""
     recompute_tokens_per_s: Annotated[
         int,
@@ -276,10 +277,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return tuple(os.path.normpath(path) for path in paths if path)
 
     @property
-    def remote(self) -> Remote | None:
-        """The remote store; None without one."""
-        found = parse_remotes(self.remotes)
-        return found[0] if found else None
+    def remote_stores(self) -> tuple[Remote, ...]:
+        return parse_remotes(self.remotes)
 
     @property
     def disk_segments(self) -> int:
@@ -446,8 +445,9 @@ def _check_tenants(config: Config) -> None:
 
 def _check_remote(config: Config) -> None:
     """Refuses a remote store without digests: nothing could tell whether its bytes are those that were stored."""
-    if config.remote is not None and config.digests == "off":
-        raise ConfigError("config-remote", f"remotes.{config.remote.name} needs digests=on; it is off")
+    for remote in config.remote_stores:
+        if config.digests == "off":
+            raise ConfigError("config-remote", f"remotes.{remote.name} needs digests=on; it is off")
 
 
 # ---------------------------------------------------------------- text

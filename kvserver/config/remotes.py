@@ -1,10 +1,13 @@
-"""Remote stores as the operator names them: a table [remotes.NAME] in a file, or "NAME=URL?key=value&…" as a flag.
+"""Remote stores as the operator names them: tables [remotes.NAME] in a file, or "NAME=URL?key=value&…" as a flag, with
+spaces between several.
 
 Passwords are named by file or by environment variable, never written here.
 """
 
 import re
 from collections.abc import Mapping
+from itertools import combinations
+from posixpath import normpath
 from typing import Any, Literal, NamedTuple, get_args
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
@@ -13,6 +16,8 @@ from kvserver.units import MIB, TIB, parse_bytes
 
 Scheme = Literal["valkey", "valkeys", "redis", "rediss", "file", "s3", "gs", "az", "mooncake", "plugin"]
 Write = Literal["reuse", "through", "never"]
+REMOTES_MAX = 4
+"""Stores of one server. Each has a process, connections and bytes in flight of its own."""
 NAME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_")
 NAME_CHARS_MAX, TENANT_CHARS_MAX, PREFIX_CHARS_MAX = 32, 64, 256
 PORT = 6379
@@ -111,6 +116,19 @@ class Remote(NamedTuple):
         return _address(urlsplit(self.url).netloc, MASTER_PORT) if self.scheme == "mooncake" else None
 
     @property
+    def place(self) -> tuple[object, ...]:
+        """What is the same for two names of one place in a store."""
+        nodes = "rediss" if self.uses_tls else "redis"
+        where: tuple[object, ...] = (nodes, *sorted(self.addresses), self.prefix)
+        if self.directory:
+            where = ("file", normpath(self.directory))
+        elif self.master:
+            where = ("mooncake", *self.master)
+        elif not self.addresses:
+            where = (self.url.rstrip("/"), self.endpoint.rstrip("/"), *sorted(self.own))
+        return (*where, self.tenant)
+
+    @property
     def addresses(self) -> tuple[tuple[str, int], ...]:
         """Host and port of each node of a Valkey; empty for other stores."""
         is_valkey = self.scheme in VALKEYS
@@ -172,9 +190,14 @@ def joined(table: Mapping[str, object]) -> str:
 def parse(text: str) -> tuple[Remote, ...]:
     """The stores that a text names. Raises ConfigError."""
     found = tuple(_remote(*entry.partition("=")[::2]) for entry in text.split())
-    if len(found) > 1:
+    if len(found) > REMOTES_MAX:
         names = ", ".join(remote.name for remote in found)
-        raise ConfigError("config-remote", f"remotes={names}: several stores are not built: expected one")
+        raise ConfigError("config-remote", f"remotes={names}: {len(found)} stores: expected {REMOTES_MAX} at most")
+    for remote, other in combinations(found, 2):
+        if remote.name == other.name:
+            raise _wrong(remote.name, "is named twice: expected a name of its own for each store")
+        if remote.place == other.place:
+            raise _wrong(other.name, f"is the same place as remotes.{remote.name}: expected each store once")
     return found
 
 
@@ -213,7 +236,7 @@ def _check_place(name: str, parts: SplitResult) -> None:
     if parts.fragment:
         raise _wrong(name, "has a # in its URL")
     if parts.scheme == "file":
-        if parts.netloc or not parts.path.startswith("/") or parts.path == "/":
+        if parts.netloc or not parts.path.startswith("/") or parts.path == "/" or parts.path[:2] == "//":
             raise _wrong(name, "expected file:///PATH, an absolute path")
         return
     if parts.scheme == "plugin":

@@ -16,11 +16,12 @@ from typing import Protocol
 
 from kvserver.index.space import READY, Node, Space
 
-DRAM, DIRTY, DISK, REFUSED, NO_ROOM, PARKED, REMOTE = 1, 2, 4, 8, 16, 128, 256
+DRAM, DIRTY, DISK, REFUSED, NO_ROOM, PARKED, STORED, REMOTE, CAME = 1, 2, 4, 8, 16, 128, 512, 1024, 16_384
 """Bits of Node.queued; arc.py has two more. REFUSED: it is not written to disk, because it was not requested a second
 time, or can never fit there. NO_ROOM: it is not written, because the chunks there were used later, or its own device
-takes no writes. PARKED: its write waits for a device.
-REMOTE: it is in the remote store, or waits to be written there."""
+takes no writes. PARKED: its write waits for a device. STORED: an engine has stored some of it, since the brain began.
+REMOTE and CAME have a bit for each of four remote stores, of which this is the first. REMOTE: it is in the store, or
+waits to be written there. CAME: some of it was read from the store."""
 
 
 def evictable(node: Node) -> bool:

@@ -199,8 +199,9 @@ class Space:
         """Registered caches that use this namespace."""
         self.tenant: int | None = None
         """Tag of the tenant that it belongs to, if there are quotas. None: no tenant has used it."""
-        self.epoch: int | None = None
-        """Epoch of the remote store to which its chunks belong (remote/epoch_lease.py). None: none was told yet."""
+        self.epochs: dict[str, int] = {}
+        """Remote store -> its epoch to which the chunks belong (remote/epoch_lease.py). A store that has told none is
+        not there. The only store is ""."""
         self.lookup_tokens: dict[str, int] = {}
         """Tokens asked for, by result. All namespaces of a model share it (service/telling/counters.py)."""
         self.tags = tags or Tags()
@@ -287,9 +288,9 @@ class Space:
         """Charges its chunks to this tenant."""
         self.tenant = tenant
 
-    def belongs_to_epoch(self, epoch: int | None) -> None:
-        """Its chunks belong to this epoch of the remote store."""
-        self.epoch = epoch
+    def belongs_to_epochs(self, epochs: dict[str, int]) -> None:
+        """Its chunks belong to these epochs, by the names of the remote stores."""
+        self.epochs = epochs
 
     def count_tokens_in(self, tokens: dict[str, int]) -> None:
         """Counts the tokens that are asked for in `tokens`, by result."""

@@ -312,9 +312,9 @@ def main() -> Never:
     inherited = msgspec.json.decode(sys.argv[1], type=Inheritance)
     die_with_parent(inherited.parent)
     config = inherited.config
-    logs.start(level=config.log_level, form=config.log_format, process="remote mover")
-    remote = config.remote
-    assert remote is not None, "the brain has the same configuration"
+    named = inherited.device_id  # empty if there is only one
+    logs.start(level=config.log_level, form=config.log_format, process=f"remote mover {named}".rstrip())
+    remote = next(remote for remote in config.remote_stores if not named or remote.name == named)
     arena = memoryview(mmap.mmap(inherited.arena, config.arena_bytes))
     ledger = Ledger(inherited.ledger, config.ledger_span_bytes)
     gc.freeze()

@@ -131,8 +131,8 @@ class Service:
                     movers.gone(core, mover, how, now_ns)
                     if core.disk is not None and core.disk.mover is mover:
                         disk.gone(core, core.disk, now_ns)
-                    if core.remote is not None and core.remote.mover is mover:
-                        remote.gone(core, core.remote, now_ns)
+                    if (tier := core.remote_of(mover)) is not None:
+                        remote.gone(core, tier, now_ns)
             case ArenaGrew(slabs, problem, placement):
                 core.arena_grew(slabs, problem, placement)
                 movers.arena_grew(core)
@@ -253,8 +253,8 @@ class Service:
             case (
                 RemoteProbed() | RemoteEnded() | RemoteNoteRead() | RemoteNoteWritten() | RemoteHeard() | RemoteIs()
             ) as report:
-                if core.remote is not None and core.remote.mover is mover:
-                    remote.reported(core, core.remote, report, now_ns)
+                if (tier := core.remote_of(mover)) is not None:
+                    remote.reported(core, tier, report, now_ns)
             case disk_report:
                 if core.disk is not None and core.disk.mover is mover:
                     disk.reported(core, core.disk, disk_report, now_ns)
@@ -296,8 +296,8 @@ class Service:
                     movers.kill(core, core.scrub.job.mover, f"did not end scrub {number}")
                 case ("disk", number) if core.disk is not None:
                     disk.overdue(core, core.disk, number, now_ns)
-                case ("remote", number) if core.remote is not None:
-                    remote.overdue(core, core.remote, number)
+                case ("remote", number):
+                    remote.overdue(core, number)
                 case ("remote-clear", number):
                     clear_namespaces.remote_overdue(core, number)
                 case ("recover", _) if core.disk is not None:

@@ -71,7 +71,7 @@ class Brain:
         token_bytes: int,
         store: SharedStore | None = None,
     ) -> None:
-        """store: what bounds.remote stands for. Raises ConfigError if the arena cannot hold a chunk."""
+        """store: what bounds.remotes stands for. Raises ConfigError if the arena cannot hold a chunk."""
         bounds = replace(bounds, remote_tell_ms=0, remote_listen_ms=0)
         self.service = Service(bounds, random.Random(0).randbytes)
         self.copies: deque[tuple[int, Copy]] = deque()

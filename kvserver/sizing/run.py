@@ -148,7 +148,7 @@ def _check_longest(prompts: Sequence[Prompt], options: SizingOptions) -> None:
 def _replay(prompts: Sequence[Prompt], options: SizingOptions, arena_bytes: int, tell: Callable[[int], None]) -> Size:
     """Replays all requests against arenas of this size."""
     bounds = _bounds(arena_bytes, slot_bytes_for(options.chunk_tokens * options.token_bytes), options)
-    store = SharedStore(options.remote_bytes) if bounds.remote is not None else None
+    store = SharedStore(options.remote_bytes) if bounds.remotes else None
     brains = [
         Brain(
             bounds,
@@ -232,7 +232,7 @@ def _bounds(arena_bytes: int, slot_bytes: int, options: SizingOptions) -> Bounds
         slab_bytes=slab_bytes,
         chunks_max=INDEX_CHUNKS_MAX,
         eviction_policy=options.policy,
-        remote=None if options.remote_write == "none" else REMOTE._replace(write=options.remote_write),
+        remotes=() if options.remote_write == "none" else (REMOTE._replace(write=options.remote_write),),
         jobs_max=4096,
         leases_max=4096,
     )

@@ -118,7 +118,9 @@ class NamespaceDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     chunk_tokens: int
     groups: list[GroupDocument]
     epoch: int | None = None
-    """Epoch of the remote store to which its chunks belong; None: no remote store has told one."""
+    """Epoch of the only remote store to which its chunks belong; None: there is no such store, or it has told none."""
+    epochs: dict[str, int] = {}
+    """The same where several stores are named, by their names."""
 
 
 DOCUMENT_FORMAT = 1

@@ -26,9 +26,12 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     gone_s: float = 0.0
     """Time since it left."""
     remote: str = ""
-    """Why the remote store has not brought it (service/requests/remote_reason.py). Empty: there is no store."""
+    """Why the remote store has not brought it (service/requests/remote_reason.py). Empty: there is none, or there are
+    several."""
     remote_s: float = 0.0
     """For so long it is not asked for."""
+    remotes: dict[str, tuple[str, float]] = {}
+    """Several remote stores -> both of these for each."""
     held_in: list[str] = []
     """Other namespaces that hold this key: the engines should share, but differ in a setting."""
 

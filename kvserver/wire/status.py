@@ -83,7 +83,7 @@ class DiskStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RemoteStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The remote store."""
+    """One remote store."""
 
     name: str
     url: str
@@ -109,6 +109,11 @@ class RemoteStatus(msgspec.Struct, frozen=True, kw_only=True):
     """As measured; 0 until then."""
     clears_owed: int
     """Namespaces that were cleared here, and the store does not know yet."""
+    counted: dict[str, int] = {}
+    """What Status.counters have of all stores under names that begin with "remote_", for this one. Empty if it is the
+    only one."""
+    failures: dict[str, int] = {}
+    """The same for remote_failures."""
 
 
 class TenantStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -246,7 +251,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Empty without a disk tier; away: its mover does not run; recovering: what is on disk is being taken into the
     index, and nothing is written yet; ready."""
     remote: RemoteStatus | None = None
-    """The remote store; None without one."""
+    """The remote store, or the first of several; None without one."""
+    other_remotes: list[RemoteStatus] = []
+    """The remote stores after the first."""
     disk_problem: str = ""
     """Why no disk can be used, while DRAM works as ever; empty while one can, and without a disk tier."""
     slot_sizes: list[SlotSize]
@@ -307,6 +314,11 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Things that should not happen, in words, and how often they have since the brain started; worst first."""
     counters: dict[str, int | dict[str, int]]
     """service/telling/counters.py says what each means."""
+
+    @property
+    def remotes(self) -> list[RemoteStatus]:
+        """All remote stores."""
+        return [*([self.remote] if self.remote is not None else []), *self.other_remotes]
 
 
 encode_status = msgspec.json.Encoder().encode

@@ -8,10 +8,12 @@ from tests.drill.service import REQUESTS, SERVICE, STATE
 REMOTE = f"{SERVICE}/remote"
 ANNOUNCEMENTS = f"{REMOTE}/announcements.py"
 READS, EPOCHS, WRITES = f"{REMOTE}/reads.py", f"{REMOTE}/epochs.py", f"{REMOTE}/writes.py"
+SEVERAL = "tests/unit/service/test_several_remotes.py"
 OWN_TESTS = (
     *("tests/unit/service/test_remote_reads.py", "tests/unit/service/test_remote_epochs.py"),
     *("tests/unit/service/test_remote_writes.py", "tests/unit/service/test_remote_announcements.py"),
-    *("tests/unit/service/test_remote_status.py", "tests/unit/remote/test_epoch_lease.py", "tests/process/remote"),
+    *("tests/unit/service/test_remote_status.py", SEVERAL),
+    *("tests/unit/remote/test_epoch_lease.py", "tests/process/remote"),
 )
 
 
@@ -36,7 +38,7 @@ BUGS = (
         "P1",
         "a prefix with a hole is read",
         READS,
-        r"(core\.counters\.remote_failed\(\"probe\", fault\)) break",
+        r"(tier\.failed\(\"probe\", fault\)) break",
         r"\1\n            continue",
     ),
     Bug("P1", "a head of another chunk is believed", READS, r"!= name or groups_of", "!= (name and ()) and groups_of"),
@@ -95,7 +97,7 @@ BUGS = (
         "P8",
         "an engine that registers before the disk is read hides to which epoch the records there belong",
         "kvserver/service/disk/recovery.py",
-        r"space\.belongs_to_epoch\(told\.epoch\)",
+        r"space\.belongs_to_epochs\(told\.epochs \| space\.epochs\)",
         "pass",
     ),
     Bug(
@@ -118,8 +120,8 @@ BUGS = (
         "P3",
         "a lookup says that more comes although nothing moves",
         f"{REQUESTS}/pursuits.py",
-        r"pursuit is None or now_ns - pursuit\.moved_ns >= [^\n]*",
-        "pursuit is None:",
+        r"if pursuit is None or _is_stalled\(core, pursuit, now_ns\):",
+        "if pursuit is None:",
     ),
     Bug(
         "P8",
@@ -187,4 +189,112 @@ BUGS = (
         r"tier\.tell\(space, tier\.mark\(space, epoch, node\.key\), WRITTEN\)",
         "pass",
     ),
+    Bug(
+        "P1",
+        "a slot of a read that was left is used while the mover may still fill it",
+        "kvserver/service/holdings/chunks.py",
+        r"if pending is not None and job in pending\.parts\.values\(\): self\.discard\(pending\.space, node, reason\)",
+        "for part in list(pending.parts if pending else ()):\n            self.give_up(node, part, job, reason)",
+        (SEVERAL,),
+    ),
+    Bug(
+        "P8",
+        "a Clear is answered when one of several stores knows",
+        f"{STATE}/clears.py",
+        r"self\.stores\.discard\(\(store, namespace\)\)",
+        "self.stores = {known for known in self.stores if known[1] != namespace}",
+        (SEVERAL,),
+    ),
+    Bug(
+        "P8",
+        "the note of one store counts for another",
+        f"{STATE}/remote_tier.py",
+        r"last_seen = epochs\.get\(self\.name, next\(iter\(epochs\.values\(\)\), None\)\)",
+        "last_seen = epochs.get(self.name)",
+        (SEVERAL,),
+    ),
+    Bug(
+        "P8",
+        "what came from one store is written to another",
+        WRITES,
+        r"if any\(node\.queued & other[^\n]*",
+        "if False:",
+        (SEVERAL,),
+    ),
+    Bug(
+        "P8",
+        "after a restart what another store has is written",
+        WRITES,
+        r"return not node\.queued & STORED and [^\n]*",
+        "return False",
+        (SEVERAL,),
+    ),
+    Bug(
+        "P2",
+        "a store that does not answer keeps chunks from the others",
+        f"{REQUESTS}/pursuits.py",
+        r"if pursuit is None or \(len\(core\.remotes\) > 1 and _is_stalled\(core, pursuit, now_ns\)\):",
+        "if pursuit is None:",
+        (SEVERAL,),
+    ),
+    Bug(
+        "P2",
+        "the slowest store is asked first",
+        f"{REQUESTS}/pursuits.py",
+        r"tier\.seconds_for\(count, now_ns\)\)",
+        "-tier.seconds_for(count, now_ns))",
+        (SEVERAL,),
+    ),
+    Bug(
+        "P2",
+        "a store that is said to have nothing is asked first",
+        f"{REQUESTS}/pursuits.py",
+        r"return 2 if tier\.was_left\(now_ns\) else 0",
+        "return 1",
+        (SEVERAL,),
+    ),
+    Bug(
+        "P3", "a read that was left has no end", f"{STATE}/remote_tier.py", r"self\.drop\(pursuit\)", "pass", (SEVERAL,)
+    ),
+    Bug(
+        "P2",
+        "a store that brings nothing is tried first for ever",
+        f"{STATE}/remote_tier.py",
+        r"self\.tried_ns = pursuit\.moved_ns",
+        "pass",
+        (SEVERAL,),
+    ),
+    Bug(
+        "P2",
+        "a store that was left counts as fast as before",
+        f"{STATE}/remote_tier.py",
+        r"self\.answer_s = max\([^\n]*",
+        "pass",
+        (SEVERAL,),
+    ),
+    Bug(
+        "P2",
+        "a store that was left is asked again for what it did not bring",
+        f"{REQUESTS}/pursuits.py",
+        r"pursuit\.space\.digest, key, now_ns \+ LEFT_MS",
+        "pursuit.space.digest, pursuit.keys[0], now_ns + LEFT_MS",
+        (SEVERAL,),
+    ),
+    Bug(
+        "P2",
+        "a store that was left is asked first again and left again",
+        f"{REQUESTS}/pursuits.py",
+        r"return 2 if tier\.was_left\(now_ns\) else 0",
+        "return 0",
+        (SEVERAL,),
+    ),
+    Bug(
+        "P2",
+        "what came from another store is walked at each use",
+        WRITES,
+        r"tier\.leave_out\(tail[^\n]*",
+        "pass",
+        (SEVERAL,),
+    ),
+    Bug("P7", "bytes that came too late are counted", READS, r"if any\(sealed\):", "if sealed:", (SEVERAL,)),
 )

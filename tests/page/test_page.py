@@ -100,6 +100,19 @@ def test_a_remote_store_has_a_table_and_its_state_is_said(page: Browser) -> None
         assert store[-3:] == ["2", "17", "5"]
 
 
+def test_each_of_several_remote_stores_has_a_row_with_what_it_moved(page: Browser) -> None:
+    near = a_remote(name="near", counted={"read_bytes": 3 * MIB, "written_bytes": 0})
+    far = a_remote(name="far", usable=False, counted={"read_bytes": 0, "written_bytes": 5 * MIB})
+    with Story() as story:
+        story.tell(msgspec.structs.replace(a_status(remote=near), other_remotes=[far]))
+        page.open(story.address)
+        shown(page, "#server", "kvserver 7.5.3")
+        table = page.table("#remote")
+        assert table["near"][1] == "usable"
+        assert table["far"][1] == "not usable: its mover does not run"
+        assert [table[name][6:8] for name in ("near", "far")] == [["3 MiB", "0 B"], ["0 B", "5 MiB"]]
+
+
 def test_hits_are_counted_from_when_the_page_was_opened_and_sum_to_what_was_asked(page: Browser) -> None:
     first = asked(a_status(), seconds=0, dram=1000, miss=1000)
     second = asked(first, seconds=2, dram=600, disk=250, declined=50, unwanted=70, miss=30)

@@ -20,7 +20,7 @@ class RemoteRig(Rig):
 
     def __init__(self, *, kv_events: bool = False, **options: object) -> None:
         given = "&".join(f"{name}={value}" for name, value in {"tokens_min": 0, **options}.items())
-        super().__init__(remote=parse(f"fleet=file:///mnt/kv?{given}")[0], kv_events=kv_events)
+        super().__init__(remotes=parse(f"fleet=file:///mnt/kv?{given}"), kv_events=kv_events)
         self.client = Client(self).register()
         self.meet_mover()
         (note,) = self.asked(ReadRemoteNote)
@@ -29,9 +29,8 @@ class RemoteRig(Rig):
     def meet_mover(self) -> None:
         """The brain starts the mover of the store, and asks it for the namespace's note."""
         self.handle(Tick())
-        assert self.core.remote is not None
-        assert self.core.remote.mover is not None
-        self.mover = self.core.remote.mover.number
+        assert self.core.remotes[0].mover is not None
+        self.mover = self.core.remotes[0].mover.number
         self.handle(Tick())
 
     def asked(self, kind: type[T]) -> list[T]:

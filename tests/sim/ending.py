@@ -66,9 +66,13 @@ def drain(world: "World") -> None:
 
 def _until_noted(world: "World") -> None:
     """Otherwise the next brain may see an epoch that it did not know, and drop what it has."""
-    store = world.store
-    settled = "the epochs of the remote store are known, and nothing is under way there"
-    _until(world, lambda: service_view.remote_is_settled(world.shell.service, store.epochs, store.damaged), settled)
+
+    def are_settled() -> bool:
+        stores = world.stores.items()
+        service = world.shell.service
+        return all(service_view.remote_is_settled(service, name, s.epochs, s.damaged) for name, s in stores)
+
+    _until(world, are_settled, "the epochs of remote stores are known, and nothing is under way there")
     _until(world, lambda: service_view.notes_are_durable(world.shell.service), "every note is durable")
 
 

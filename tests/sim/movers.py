@@ -388,8 +388,8 @@ class Supervisor:
             match self.wishes.popleft():
                 case StartMover(number, "disk"):
                     self.movers[number] = SimDiskMover(self._world, number)
-                case StartMover(number, "remote"):
-                    self.movers[number] = SimRemoteMover(self._world, number)
+                case StartMover(number, "remote", name):
+                    self.movers[number] = SimRemoteMover(self._world, number, self._world.stores[name])
                 case StartMover(number, device):
                     assert device not in ("disk", "remote")
                     self.movers[number] = SimMover(self._world, number, device)

@@ -4,6 +4,7 @@ from array import array
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
+from kvserver.config.remotes import Remote
 from kvserver.service.base.effects import Answer, Effect, Instruct
 from kvserver.service.operators.commands import COMMAND_ID
 from kvserver.tiers.records import Record
@@ -168,8 +169,10 @@ class Promises:
         self.cleared_jobs: set[int] = set()
         """Jobs that were in flight when their namespace was cleared."""
         self.jobs_ever: dict[int, SessionFacts] = {}
-        self.remote_jobs: set[int] = set()
-        """Jobs that fill slots from the remote store."""
+        self.remote_jobs: dict[int, str] = {}
+        """Jobs that fill slots from a remote store -> its name."""
+        self.came_from: dict[int, str] = {}
+        """Slot -> the remote store from which it was filled."""
         self.slot_job: dict[int, int] = {}
         """Arena offset -> the last job ordered to write there."""
         self.disk = DiskPromises(ledger, self)
@@ -490,8 +493,10 @@ class Promises:
         self.slot_job[offset] = -job
         self._also(job, "store", units)
 
-    def remote_sent(self, order: FetchRemote | PutRemote, digest: bytes, slots: dict[int, list[int]]) -> None:
-        """A slot is being filled from the remote store, or written there. slots: slot -> its arena units."""
+    def remote_sent(
+        self, order: FetchRemote | PutRemote, digest: bytes, slots: dict[int, list[int]], *, remote: Remote
+    ) -> None:
+        """A slot is being filled from a remote store, or written there. slots: slot -> its arena units."""
         fills = isinstance(order, FetchRemote)
         units = [unit for of_slot in slots.values() for unit in of_slot]
         for unit in units:
@@ -506,9 +511,12 @@ class Promises:
                 self.reading.setdefault(unit, []).append(order.job)
         if fills:
             self.slot_job.update(dict.fromkeys(slots, order.job))
-            self.remote_jobs.add(order.job)
+            self.remote_jobs[order.job] = remote.name
         elif not all(self._ledger.units.get(unit) in slots for unit in units):
             raise Wrong(f"remote job {order.job} writes a slot that is not sealed")
+        came_from = {self.came_from[slot] for slot in slots if slot in self.came_from}
+        if not fills and not came_from <= {remote.name}:
+            raise Wrong(f"remote job {order.job} writes to {remote.name} what came from {came_from}")
         self.copies[order.job] = CopyFacts("store" if fills else "retrieve", digest, units)
 
     def remote_over(self, job: int) -> None:
@@ -562,6 +570,9 @@ class Promises:
     def sealed(self, offset: int) -> None:
         """A slot is published: the copy that filled it is over, and its session lives."""
         job = self.slot_job[offset]
+        self.came_from.pop(offset, None)
+        if job in self.remote_jobs:
+            self.came_from[offset] = self.remote_jobs[job]
         if job in self.copies:
             raise Wrong(f"slot {offset} was published while job {job} may still write it")
         if job < 0:

@@ -1,4 +1,4 @@
-"""The simulated remote store, its mover, and the other servers that use it.
+"""Simulated remote stores, their movers, and the other servers that use them.
 
 A chunk in the store is its head and the contents of its shards. Other servers write chunks, clear namespaces, and lose
 their notes; the store drops what it likes, and gives other bytes than it took. The mover carries orders out in any
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Literal
 
-from kvserver.config.remotes import parse
+from kvserver.config.remotes import Remote, parse
 from kvserver.remote.announcement import GONE, STORED, WRITTEN, mark_of, pack, unpack
 from kvserver.remote.chunk_value import Head, Shard, decode, encode
 from kvserver.tiers.records import NO_PARENT, NO_SUM
@@ -88,7 +88,7 @@ class Value:
 
 
 class Store:
-    """The store, and the other servers. It has a generator of its own, so that worlds without it stay as they were."""
+    """A store, and the other servers. It has a generator of its own, so that worlds without it stay as they were."""
 
     def __init__(self, world: "World", seed: int, *, is_hostile: bool = False) -> None:
         """is_hostile: it or other servers act before most steps."""
@@ -218,7 +218,7 @@ class Reading:
 class SimRemoteMover:
     """The mover process of the store."""
 
-    def __init__(self, world: "World", number: int) -> None:
+    def __init__(self, world: "World", number: int, store: Store) -> None:
         self.number = number
         self.state: Literal["starting", "running", "killed", "reaped"] = "starting"
         self.stopped = False
@@ -230,7 +230,7 @@ class SimRemoteMover:
         self._heard: Counter[tuple[bytes, int]] = Counter()
         """(namespace, epoch) -> announcements that it has read."""
         self._world = world
-        self._store = world.store
+        self.store = store
 
     @property
     def busy(self) -> bool:
@@ -241,7 +241,7 @@ class SimRemoteMover:
         """One step of the process on its own."""
         if self.stopped or self.state == "reaped":
             return
-        rng = self._store.rng
+        rng = self.store.rng
         if self.state == "starting":
             self.state = "running"
             self.reports += [Ready(3000 + self.number, "simulated", []), RemoteIs("", [])]
@@ -274,10 +274,10 @@ class SimRemoteMover:
             self.reports.append(RemoteIs("it is down" if down else "", []))
 
     def _is_down(self) -> bool:
-        return self._store.is_down and not self._world.calm
+        return self.store.is_down and not self._world.calm
 
     def _fault(self) -> str:
-        store = self._store
+        store = self.store
         if self._world.calm:
             return ""
         fault = "remote-down" if store.is_down else ""
@@ -288,7 +288,7 @@ class SimRemoteMover:
     # ---------------------------------------------------------------- orders
 
     def _carry_out(self, order: Order) -> None:
-        store = self._store
+        store = self.store
         match order:
             case ProbeRemote():
                 self.reports.append(self._probed(order))
@@ -314,15 +314,17 @@ class SimRemoteMover:
                 self._listen(order)
             case Scrub():
                 self.reports.append(scrubbed(self._world, order))
-            case Cancel() | ArenaReady():
+            case Cancel():
+                self._world.counts["remote orders given up for another store"] += 1
+            case ArenaReady():
                 pass
             case _:
                 raise Wrong(f"{order} was sent to the mover of the remote store")
 
     def _listen(self, order: ListenRemote) -> None:
         name, fault = (order.namespace, order.epoch), self._fault()
-        told = [] if fault else self._store.logs[name][self._heard[name] :]
-        given = told[: 1 + int(self._store.rng.random() * 20)]
+        told = [] if fault else self.store.logs[name][self._heard[name] :]
+        given = told[: 1 + int(self.store.rng.random() * 20)]
         self._heard[name] += len(given)
         self._world.counts["announcements heard"] += len(given)
         self.reports.append(RemoteHeard(order.job, fault, pack(given), len(given) == len(told)))
@@ -332,11 +334,11 @@ class SimRemoteMover:
         keys = [order.keys[at : at + KEY_BYTES] for at in range(0, len(order.keys), KEY_BYTES)]
         if fault:
             return RemoteProbed(order.job, [b""] * len(keys), [fault] * len(keys), 1)
-        found = [self._store.values.get((order.namespace, order.epoch, key)) for key in keys]
+        found = [self.store.values.get((order.namespace, order.epoch, key)) for key in keys]
         return RemoteProbed(order.job, [encode(value.head) if value else b"" for value in found], [], 1)
 
     def _fetch(self, order: FetchRemote) -> None:
-        head, store = decode(order.head), self._store
+        head, store = decode(order.head), self.store
         value = store.values.get((head.namespace, head.epoch, head.key))
         fault = self._fault()
         if fault or value is None or value.head.write != head.write:
@@ -349,7 +351,7 @@ class SimRemoteMover:
         self._reads.append(reading)
 
     def _go_on(self, reading: Reading) -> None:
-        rng, arena = self._store.rng, self._world.arena
+        rng, arena = self.store.rng, self._world.arena
         shape = self._world.shapes[reading.head.namespace]
         for _ in range(1 + int(rng.random() * 4)):
             if not reading.left:
@@ -367,17 +369,17 @@ class SimRemoteMover:
         sums = [sum_of(blocks) for blocks in reading.came]
         name = reading.head.namespace, reading.head.epoch, reading.head.key
         if any(sums[index] != reading.head.shards[index].digest for index in wanted):
-            self._store.values.pop(name, None)
+            self.store.values.pop(name, None)
             self._end(reading.order.job, "digest")
             return
         for index in wanted:
             self._world.arena.tell(reading.offsets[index], sums[index])
-        fault = self._fault() if self._store.rng.random() < 0.1 else ""
+        fault = self._fault() if self.store.rng.random() < 0.1 else ""
         self._end(reading.order.job, fault, packed([sums[index] for index in wanted]) if not fault else b"")
 
     def _put(self, order: PutRemote) -> str:
         """Writes a chunk. Returns the fault."""
-        world, store, head = self._world, self._store, decode(order.head)
+        world, store, head = self._world, self.store, decode(order.head)
         shards = []
         for shard, offset in zip(head.shards, array("q", order.slots), strict=True):
             entry = world.ledger.entries[offset]
@@ -404,7 +406,7 @@ class SimRemoteMover:
         return store.rng.choice(FAULTS[:2]) if store.rng.random() < store.fault_share / 2 else ""
 
     def _write_note(self, order: WriteRemoteNote) -> None:
-        store, fault = self._store, self._fault()
+        store, fault = self.store, self._fault()
         happens = not fault or (fault == "remote-slow" and store.rng.random() < 0.5)
         is_first = order.replaces or order.namespace not in store.epochs
         if happens and is_first:
@@ -428,3 +430,11 @@ def units_of(shape: Shape, head: Head, offsets: list[int]) -> dict[int, list[int
 
 
 REMOTES = [parse(f"sim=file:///simulated?tokens_min=0&write={write}")[0] for write in ("through", "through", "reuse")]
+NAMES = ("near", "far")
+WRITES = ("through", "through", "reuse", "never")
+
+
+def several(rng: Random) -> tuple[Remote, ...]:
+    """Two stores, one for each name of NAMES."""
+    texts = (f"{name}=file:///{name}?tokens_min=0&write={rng.choice(WRITES)}" for name in NAMES)
+    return parse(" ".join(texts))

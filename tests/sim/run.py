@@ -9,11 +9,11 @@ STEPS_PER_EVENT_MAX = 200
 """Limit on idle steps: a world in which nothing reaches the service any more is a simulator bug."""
 
 
-def run_seed(seed: int, events: int, *, is_remote: bool = False) -> Outcome:
-    """Runs at least `events` events, then the end checks. is_remote: with a hostile remote store."""
+def run_seed(seed: int, events: int, *, remotes: int = 0) -> Outcome:
+    """Runs at least `events` events, then the end checks. remotes: with so many hostile remote stores."""
     world: World | None = None
     try:
-        world = World(seed, is_remote=is_remote)
+        world = World(seed, remotes=remotes)
         for _ in range(events * STEPS_PER_EVENT_MAX):
             if world.events >= events:
                 break

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import replace
 from random import Random
 
+from kvserver.config.remotes import Remote
 from kvserver.index.coverage import servable_chunks
 from kvserver.index.eviction import droppable
 from kvserver.index.space import ABSENT, READY, Node
@@ -77,9 +78,9 @@ def slots_being_written(service: Service, job: int) -> list[int]:
 
 
 def remote_slots(service: Service, job: int, now_ns: int) -> list[int]:
-    """Slots that the end of a read from the remote store will seal: none if its epoch does not count any more."""
-    tier = _core(service).remote
-    fetch = tier.jobs.get(job) if tier is not None else None
+    """Slots that the end of a read from a remote store will seal: none if its epoch does not count any more."""
+    tier = next((tier for tier in _core(service).remotes if job in tier.jobs), None)
+    fetch = tier.jobs[job] if tier is not None else None
     if tier is None or not isinstance(fetch, FetchJob):
         return []
     known = tier.epochs.get(fetch.pursuit.space.digest)
@@ -88,13 +89,17 @@ def remote_slots(service: Service, job: int, now_ns: int) -> list[int]:
     return slots_being_written(service, job)
 
 
-def remote_is_settled(service: Service, epochs: dict[bytes, int], damaged: set[bytes]) -> bool:
-    """Nothing is under way to or from the remote store, and the brain knows the epochs that it has. damaged: namespaces
+def remote_of(service: Service, mover: int) -> Remote:
+    """The remote store that a mover serves."""
+    (tier,) = (tier for tier in _core(service).remotes if tier.mover is not None and tier.mover.number == mover)
+    return tier.remote
+
+
+def remote_is_settled(service: Service, name: str, epochs: dict[bytes, int], damaged: set[bytes]) -> bool:
+    """Nothing is under way to or from a remote store, and the brain knows the epochs that it has. damaged: namespaces
     whose note has to be replaced first."""
-    tier = _core(service).remote
-    if tier is None:
-        return True
-    ours = {digest: space.epoch for digest, space in _core(service).chunks.spaces.items()}
+    (tier,) = (tier for tier in _core(service).remotes if tier.name == name)
+    ours = {digest: space.epochs.get(name) for digest, space in _core(service).chunks.spaces.items()}
     at_rest = not any(isinstance(job, FetchJob | PutJob) for job in tier.jobs.values()) and not tier.clears_owed
     return at_rest and not tier.queue and ours.items() <= epochs.items() and damaged.isdisjoint(ours)
 
@@ -131,9 +136,8 @@ def parked_writes(service: Service) -> set[bytes]:
 
 
 def looked_for(service: Service) -> set[bytes]:
-    """Namespaces whose chunks are looked for in the remote store. Room is made when one of them is read."""
-    tier = _core(service).remote
-    return {pursuit.space.digest for pursuit in tier.pursuits} if tier is not None else set()
+    """Namespaces whose chunks are looked for in remote stores. Room is made when one of them is read."""
+    return {pursuit.space.digest for tier in _core(service).remotes for pursuit in tier.pursuits}
 
 
 def disk_shortages(service: Service) -> dict[str, int]:
@@ -394,7 +398,7 @@ def _is_at_rest(core: Core) -> bool:
     tables = (core.sessions, core.caches, core.jobs, core.leases, core.sessions.engines, core.sessions.by_token)
     tier = core.disk
     disk_busy = tier is not None and (tier.chunks.jobs or tier.writes.chain or not tier.recovered)
-    moves = core.remote.jobs.values() if core.remote is not None else ()
+    moves = (job for tier in core.remotes for job in tier.jobs.values())
     remote_busy = any(isinstance(job, FetchJob | PutJob) for job in moves)
     movers_ready = all(mover.state == "ready" for mover in core.movers.values())
     dram_busy = core.chunks.pendings or core.chunks.forgetting or core.scrub.job is not None

@@ -247,16 +247,15 @@ class Shell:
             raise Wrong(f"leases {sorted(unknown)} were never granted, or are over")
 
     def _note_clear(self, event: Event) -> None:
-        """The remote store is to know of the Clear of a namespace or a prefix before it is answered."""
-        if self._world.swarm.bounds.remote is None:
-            return
-        match event:
-            case Arrived(peer, Clear(number, namespace)):
-                self._world.store.clear_comes(peer, number, namespace)
-            case Commanded(peer, _, ClearNamespace(namespace) | NewWeights(namespace=namespace)):
-                self._world.store.clear_comes(peer, COMMAND_ID, namespace)
-            case _:
-                pass
+        """Each remote store is to know of the Clear of a namespace or a prefix before it is answered."""
+        for store in self._world.stores.values():
+            match event:
+                case Arrived(peer, Clear(number, namespace)):
+                    store.clear_comes(peer, number, namespace)
+                case Commanded(peer, _, ClearNamespace(namespace) | NewWeights(namespace=namespace)):
+                    store.clear_comes(peer, COMMAND_ID, namespace)
+                case _:
+                    pass
 
     def _dropped(self, effects: list[Effect]) -> list[bytes]:
         """Namespaces that are dropped because another server has cleared them."""
@@ -485,7 +484,8 @@ class Shell:
             case FetchRemote(_, packed_head, slots) | PutRemote(_, packed_head, slots):
                 head = decode_head(packed_head)
                 units = units_of(self._world.shapes[head.namespace], head, list(array("q", slots)))
-                self.promises.remote_sent(order, head.namespace, units)
+                remote = service_view.remote_of(self.service, effect.mover)
+                self.promises.remote_sent(order, head.namespace, units, remote=remote)
             case Demote() | Promote():
                 self.promises.disk.ordered(order, service_view.on_disk(self.service))
         mover = self._world.supervisor.movers.get(effect.mover)
@@ -510,7 +510,8 @@ class Shell:
         request = self.promises.answered(peer, reply, self._world.now_ns)
         if not isinstance(reply, Error):
             if isinstance(request, Clear | ClearNamespace | NewWeights):
-                self._world.store.clear_is_answered(peer, reply.id)
+                for store in self._world.stores.values():
+                    store.clear_is_answered(peer, reply.id)
             match request:
                 case ClearNamespace(_, key) if key:
                     self.promises.check_prefix_gone(peer)

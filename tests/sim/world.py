@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from kvserver.config.remotes import Remote
 from kvserver.service.base.events import (
     ArenaGrew,
     Arrived,
@@ -36,7 +37,7 @@ from .memory import Arena
 from .movers import SimMover, Supervisor
 from .processes import Process
 from .promises import Promises
-from .remote import REMOTES, SimRemoteMover, Store
+from .remote import NAMES, REMOTES, SimRemoteMover, Store, several
 from .router import Router
 from .shapes import Shape
 from .shell import BrainDied, Shell
@@ -46,6 +47,8 @@ from .swarm import Swarm
 EVENTS_PER_COMPARISON = 4
 EVENTS_PER_CATCHING_UP = 40
 RECOVERY_STEPS_MAX = 2000
+SEED_OF_OTHER = 1 << 40
+"""A second remote store has a seed of its own, so far from that of the first."""
 
 
 class Posted(NamedTuple):
@@ -62,8 +65,8 @@ class Posted(NamedTuple):
 class World:
     """The simulated world of one seed."""
 
-    def __init__(self, seed: int, *, is_remote: bool = False) -> None:
-        """is_remote: it has a remote store, which is hostile."""
+    def __init__(self, seed: int, *, remotes: int = 0) -> None:
+        """remotes: it has so many remote stores, which are hostile. 0: it may have some, which are not."""
         self.rng = Random(seed)
         self.swarm = Swarm(self.rng)
         self.counts: Counter[str] = Counter()
@@ -71,11 +74,20 @@ class World:
         self.now_ns = 1_000_000_000
         self.calm = False
         """No new work begins and no fault happens."""
-        self.store = Store(self, seed, is_hostile=is_remote)
-        if (is_remote or self.store.rng.random() < 0.3) and self.swarm.verifies:
+        store = Store(self, seed, is_hostile=remotes > 0)
+        self.stores: dict[str, Store] = {}
+        """Remote stores by name; the only one is ""."""
+        if (remotes or store.rng.random() < 0.3) and self.swarm.verifies:
+            other = Store(self, seed + SEED_OF_OTHER, is_hostile=remotes > 0)
+            self.stores = {"": store}
+            named: tuple[Remote, ...] = (store.rng.choice(REMOTES),)
+            if remotes > 1 or (not remotes and other.rng.random() < 0.4):
+                self.stores = dict(zip(NAMES, (store, other), strict=True))
+                named = several(other.rng)
             self.swarm.bounds = replace(
                 self.swarm.bounds,
-                remote=self.store.rng.choice(REMOTES),
+                remotes=named,
+                remote_patience_ms=self.swarm.ms(30) if len(named) > 1 else self.swarm.bounds.remote_patience_ms,
                 remote_job_ms=self.swarm.ms(1500),
                 remote_tell_ms=self.swarm.ms(50),
                 remote_listen_ms=self.swarm.ms(100),
@@ -325,8 +337,9 @@ class World:
     def step(self) -> None:
         """Takes one random step."""
         self.now_ns += int(self.rng.random() * 2_000_000 * self.swarm.step_ms)
-        if self.swarm.bounds.remote is not None and self.store.rng.random() < self.store.act_share:
-            self.store.act()
+        for store in self.stores.values():
+            if store.rng.random() < store.act_share:
+                store.act()
         name = self.rng.choices(self._act_names, cum_weights=self._act_weights)[0]
         self._step_by_name(name)
 

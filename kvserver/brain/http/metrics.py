@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from kvserver.service.telling.counters import Counters, Histogram
 from kvserver.wire.messages import PROTOCOL
-from kvserver.wire.status import DiskStatus, Status
+from kvserver.wire.status import DiskStatus, RemoteStatus, Status
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 TIERS = {"store": "dram", "retrieve": "dram", "demote": "disk", "promote": "disk"}
@@ -25,6 +25,28 @@ MOVER_STATES = ("starting", "ready", "killed")
 EXACT_BELOW = 1 << 53
 """Integers below this are exact as a float, which a sample is. Incarnations are nanoseconds plus a count, and a restart
 often changes only the last digit."""
+REMOTE_EVENTS = {
+    "probed": "probed",
+    "found": "found",
+    "reads": "read",
+    "writes": "written",
+    "existed": "existed",
+    "dropped": "dropped",
+    "told": "told",
+    "heard": "heard",
+    "unannounced": "unannounced",
+}
+"""Counter of remote stores -> the event that it counts."""
+REMOTE_EVENTS_TEXT = (
+    "Chunks that the remote store was asked for, had, gave or took. existed: another server wrote it first. "
+    "dropped: prefixes that were not written whole, because too many chunks waited. told, heard: announcements. "
+    "unannounced: lookups for which it was not asked, because nobody had announced the chunk."
+)
+REMOTE_MOVED_TEXT = "Bytes of payloads read from and written to it."
+REMOTE_FAILURES_TEXT = (
+    "Chunks that it did not give or take, by what was wanted and fault. wanted: probe, read or write; announce and "
+    "listen are calls for announcements."
+)
 
 
 def render(status: Status, counters: Counters, age_s: float) -> bytes:
@@ -351,46 +373,63 @@ class SnapshotCollector(Collector):
         yield _gauge("digests", "1: what is loaded is compared with what was stored. 0: it is not.", value=is_on)
 
     def _remote(self) -> Iterator[Metric]:
-        """Metrics of the remote store. Without one the counters are 0, and there are no gauges: 0 would say that it is
-        not usable."""
+        """Metrics of remote stores. Several have a label with their name. Without one the counters are 0, and there are
+        no gauges: 0 would say that it is not usable."""
         yield from self._remote_state()
+        if self._status.other_remotes:
+            yield from self._remotes_moved()
+            return
         seen = self._counters
-        events = {"probed": seen.remote_probed, "found": seen.remote_found, "read": seen.remote_reads}
-        events |= {"written": seen.remote_writes, "existed": seen.remote_existed, "dropped": seen.remote_dropped}
-        events |= {"told": seen.remote_told, "heard": seen.remote_heard, "unannounced": seen.remote_unannounced}
-        text = "Chunks that the remote store was asked for, had, gave or took. existed: another server wrote it first. "
-        text += "dropped: prefixes that were not written whole, because too many chunks waited. told, heard: "
-        text += (
-            "announcements. unannounced: lookups for which it was not asked, because nobody had announced the chunk."
-        )
-        yield _counter("remote_chunk_events", text, "event", events)
-        moved = {"fetch": seen.remote_read_bytes, "put": seen.remote_written_bytes}
-        yield _counter("remote_moved_bytes", "Bytes of payloads read from and written to it.", "direction", moved)
-        family = CounterMetricFamily(
-            "kvserver_remote_failures",
-            "Chunks that it did not give or take, by what was wanted and fault. wanted: probe, read or write; announce "
-            "and listen are calls for announcements.",
-            labels=("wanted", "fault"),
-        )
+        counts = {name: getattr(seen, f"remote_{name}") for name in (*REMOTE_EVENTS, "read_bytes", "written_bytes")}
+        yield _counter("remote_chunk_events", REMOTE_EVENTS_TEXT, "event", _events(counts))
+        yield _counter("remote_moved_bytes", REMOTE_MOVED_TEXT, "direction", _moved(counts))
+        family = CounterMetricFamily("kvserver_remote_failures", REMOTE_FAILURES_TEXT, labels=("wanted", "fault"))
         for where, count in sorted(seen.remote_failures.items()):
             family.add_metric(where, count)
         yield family
 
+    def _remotes_moved(self) -> Iterator[Metric]:
+        """The same for several stores."""
+        events = CounterMetricFamily("kvserver_remote_chunk_events", REMOTE_EVENTS_TEXT, labels=("remote", "event"))
+        moved = CounterMetricFamily("kvserver_remote_moved_bytes", REMOTE_MOVED_TEXT, labels=("remote", "direction"))
+        labels = ("remote", "wanted", "fault")
+        failures = CounterMetricFamily("kvserver_remote_failures", REMOTE_FAILURES_TEXT, labels=labels)
+        for remote in self._status.remotes:
+            for event, count in _events(remote.counted).items():
+                events.add_metric((remote.name, event), count)
+            for direction, count in _moved(remote.counted).items():
+                moved.add_metric((remote.name, direction), count)
+            for where, count in sorted(remote.failures.items()):
+                failures.add_metric((remote.name, *where.split()), count)
+        yield from (events, moved, failures)
+
     def _remote_state(self) -> Iterator[Metric]:
-        remote = self._status.remote
-        if remote is None:
+        remotes = self._status.remotes
+        if not remotes:
             return
+
+        def gauge(name: str, text: str, value: Callable[[RemoteStatus], float]) -> Metric:
+            if len(remotes) == 1:
+                return _gauge(name, text, value=value(remotes[0]))
+            return _gauge(name, text, "remote", {remote.name: value(remote) for remote in remotes})
+
         text = "1 while the remote store is open and its mover runs, else 0: nothing there is read or written."
-        yield _gauge("remote_usable", text, value=remote.usable)
+        yield gauge("remote_usable", text, lambda remote: remote.usable)
         text = "Nodes of the remote store that failed again and again. They are asked again by themselves."
-        yield _gauge("remote_nodes_left_alone", text, value=len(remote.nodes_left_alone))
+        yield gauge("remote_nodes_left_alone", text, lambda remote: len(remote.nodes_left_alone))
         text = "Namespaces that were cleared here, and the remote store has not confirmed it."
-        yield _gauge("remote_clears_owed", text, value=remote.clears_owed)
-        notes = {"used": remote.namespaces, "known": remote.namespaces_known, "heard": remote.namespaces_heard}
+        yield gauge("remote_clears_owed", text, lambda remote: remote.clears_owed)
         text = "Namespaces by state: heard (their announcements are read) <= known (their notes were read, so their "
         text += "chunks count) <= used."
-        yield _gauge("remote_namespaces", text, "state", notes)
-        yield _gauge("remote_queued_chunks", "Chunks that wait to be written there.", value=remote.queued_chunks)
+        labels = ("remote", "state") if len(remotes) > 1 else ("state",)
+        family = GaugeMetricFamily("kvserver_remote_namespaces", text, labels=labels)
+        for remote in remotes:
+            notes = {"used": remote.namespaces, "known": remote.namespaces_known, "heard": remote.namespaces_heard}
+            for state, count in notes.items():
+                family.add_metric((remote.name, state) if len(remotes) > 1 else (state,), count)
+        yield family
+        text = "Chunks that wait to be written there."
+        yield gauge("remote_queued_chunks", text, lambda remote: remote.queued_chunks)
 
     def _disk(self) -> Iterator[Metric]:
         """Metrics of the disk tier; all are 0 without one."""
@@ -476,6 +515,15 @@ def _counter(
     for which, count in values.items():
         family.add_metric((which,), count)
     return family
+
+
+def _events(counts: Mapping[str, int]) -> dict[str, int]:
+    """Event -> its count, from counters of remote stores."""
+    return {event: counts[name] for name, event in REMOTE_EVENTS.items()}
+
+
+def _moved(counts: Mapping[str, int]) -> dict[str, int]:
+    return {"fetch": counts["read_bytes"], "put": counts["written_bytes"]}
 
 
 def _by_tier(histograms: Mapping[str, Histogram]) -> dict[tuple[str, ...], Histogram]:

@@ -20,12 +20,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import kvserver
 from kvserver.cli.doctor import device
 from kvserver.config.config import Config
 from kvserver.config.paths import check_cache_directory, outside_memory
+from kvserver.config.remotes import Remote
 from kvserver.errors import ConfigError, DeviceError
 from kvserver.private_files import directory_problem
 from kvserver.supervisor import disk_paths, numa
@@ -376,14 +377,21 @@ def disk_engine(config: Config) -> Answer:
 
 
 def remote_store(config: Config) -> Answer:
-    """Writes a chunk to the remote store, reads it, and removes it. No server ever finds it."""
-    if config.remote is None:
+    """Writes a chunk to each remote store, reads it, and removes it. No server ever finds it."""
+    found = [try_store(remote) for remote in config.remote_stores]
+    if not found:
         return "ok", "none"
-    name = f"{config.remote.name} at {config.remote.url}"
+    worst = max((verdict for verdict, _ in found), key=get_args(Verdict).index)
+    return worst, "; ".join(text for _, text in found)
+
+
+def try_store(remote: Remote) -> Answer:
+    """The same for one store."""
+    name = f"{remote.name} at {remote.url}"
     try:
-        importlib.import_module("kvserver.movers.remote_store").check(config.remote)
+        importlib.import_module("kvserver.movers.remote_store").check(remote)
         attempt = importlib.import_module("kvserver.movers.remote_trial").attempt  # brings the client library
-        trial = attempt(config.remote)
+        trial = attempt(remote)
     except (ConfigError, DeviceError) as problem:
         return "fail", f"{name}: {problem.code}: {problem.message}"
     said = (

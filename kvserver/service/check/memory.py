@@ -25,8 +25,8 @@ def check(core: Core) -> None:
     _check_timers(core)
     if core.disk is not None:
         check_disk(core, core.disk)
-    if core.remote is not None:
-        check_remote(core.remote)
+    for store in core.remotes:
+        check_remote(store)
     if core.chunks.arc is not None:
         check_arc(core.chunks, core.chunks.arc)
 
@@ -181,8 +181,8 @@ def _check_pins(core: Core) -> None:
         pins.update(job.node for job in core.disk.chunks.jobs.values())
     if core.scrub.job is not None:
         pins.update(item.node for item in core.scrub.job.items)
-    if core.remote is not None:
-        pins.update(job.node for job in core.remote.jobs.values() if isinstance(job, PutJob))
+    for store in core.remotes:
+        pins.update(job.node for job in store.jobs.values() if isinstance(job, PutJob))
     counted = {node: node.pins for space in _spaces(core) for node in space.all_nodes() if node.pins}
     assert counted == dict(pins), "pins = leases + holds + retrieves + incomplete chunks + disk jobs + scrub + cuts"
     for space in core.chunks.retired - core.chunks.forgetting.keys():
@@ -276,16 +276,16 @@ def _check_timers(core: Core) -> None:
         waiting.update({("erase", device): core.disk.mover for device in erasing})
         if core.disk.mover.state != "starting":
             waiting.update({("recover", core.disk.mover.number): core.disk.mover} if not core.disk.recovered else {})
-    if core.remote is not None and core.remote.mover is not None:
-        waiting.update({("remote", number): core.remote.mover for number in core.remote.jobs})
+    for store in core.remotes:
+        if store.mover is not None:
+            waiting.update({("remote", number): store.mover for number in store.jobs})
     sure = {timer for timer, mover in waiting.items() if mover.state != "killed"}
     sure.update(("lease", number) for number in core.leases)
     sure.update(("hold", number) for number in core.operators.holds)
     if core.disk is not None:
         sure.update(("clear", clear.number) for waits in core.disk.notes.awaited.values() for clear in waits)
-    if core.remote is not None:
-        known = core.remote.epochs.values()
-        sure.update(("remote-clear", clear.number) for epoch in known for clear in epoch.clears)
+    for store in core.remotes:
+        sure.update(("remote-clear", clear.number) for epoch in store.epochs.values() for clear in epoch.clears)
     sure.update(("attach", session.number) for session in core.sessions.values() if not session.attached_peer)
     deadlines = core.timers.deadlines()
     assert sure <= deadlines.keys(), "nothing waits without a bound"

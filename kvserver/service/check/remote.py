@@ -1,9 +1,10 @@
-"""Invariants of the remote tier."""
+"""Invariants of the remote stores."""
 
 from kvserver.service.state.core import Core
 from kvserver.service.state.remote_tier import (
     PURSUITS_MAX,
     QUEUE_MAX,
+    USED_MAX,
     WANTED_MAX,
     FetchJob,
     NoteJob,
@@ -15,7 +16,7 @@ from kvserver.service.state.remote_tier import (
 
 def fetches(core: Core) -> set[int]:
     """Numbers of the reads that are under way: they write into slots, as stores do."""
-    jobs = core.remote.jobs.values() if core.remote is not None else ()
+    jobs = (job for tier in core.remotes for job in tier.jobs.values())
     return {job.number for job in jobs if isinstance(job, FetchJob)}
 
 
@@ -36,6 +37,7 @@ def check_remote(tier: RemoteTier) -> None:
     assert len(tier.wanted) <= WANTED_MAX
     assert len(tier.pursuits) <= PURSUITS_MAX
     assert len(tier.queue) <= QUEUE_MAX
+    assert len(tier.left_out) <= USED_MAX
     probing = {job.pursuit for job in jobs if isinstance(job, ProbeJob)}
     for pursuit in tier.pursuits:
         assert pursuit.heads is not None or pursuit in probing, "what is looked for is asked for"

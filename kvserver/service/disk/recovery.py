@@ -109,7 +109,7 @@ def _add_spaces(core: Core, tier: DiskTier) -> None:
 
 def _hold_against(core: Core, tier: DiskTier, space: Space, told: Space) -> None:
     """Compares a namespace that was known before the disk was read with its document on disk. Shapes of ranks that have
-    not registered yet are taken from disk, and so is an epoch that nobody knew. Another epoch on disk is older: the
+    not registered yet are taken from disk, and so are epochs that nobody knew. Another epoch on disk is older: the
     brain died before the devices had noted the next one. If shapes contradict each other, the records on disk are void,
     however well their sizes fit."""
     both = list(zip(space.parts, told.parts, strict=False))
@@ -124,12 +124,12 @@ def _hold_against(core: Core, tier: DiskTier, space: Space, told: Space) -> None
         other = told.parts[index]
         assert other.pages is not None
         space.fix_part(index, other.pages, other.payload_bytes, other.slot_bytes)
-    lacks_epoch = space.epoch is None and told.epoch is not None
-    if lacks_epoch:
-        space.belongs_to_epoch(told.epoch)
-    elif space.epoch != told.epoch:
+    lacks_epochs = bool(told.epochs.keys() - space.epochs.keys())
+    if lacks_epochs:
+        space.belongs_to_epochs(told.epochs | space.epochs)
+    if space.epochs != told.epochs:
         tier.notes.describe_anew(space.digest)
-    if missing or lacks_epoch:
+    if missing or lacks_epochs:
         core.emit(PutNamespace(space.number, encode_document(document_of(space))))
 
 

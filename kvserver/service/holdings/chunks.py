@@ -412,6 +412,12 @@ class Chunks:
         if all(state == UNASSIGNED for state in pending.parts.values()):
             self.discard(pending.space, node, reason)
 
+    def give_up_running(self, node: Node, job: int, reason: Cause) -> None:
+        """Gives up a chunk that a job still writes. The job keeps its slots until it ends."""
+        pending = self.pendings.get(node)
+        if pending is not None and job in pending.parts.values():
+            self.discard(pending.space, node, reason)
+
     def discard(self, space: Space, node: Node, reason: Cause) -> None:
         """Gives up the incomplete groups of a node. A node that was not ready goes, with all below it."""
         if node.state == READY:

@@ -23,7 +23,9 @@ def document_of(space: Space, pages: Sequence[PageShape | None] | None = None) -
         )
         for index, shape in enumerate(space.geometry.groups)
     ]
-    return NamespaceDocument(DOCUMENT_FORMAT, space.digest, space.geometry.chunk_tokens, groups, space.epoch)
+    named = {name: epoch for name, epoch in space.epochs.items() if name}
+    chunk_tokens = space.geometry.chunk_tokens
+    return NamespaceDocument(DOCUMENT_FORMAT, space.digest, chunk_tokens, groups, space.epochs.get(""), named)
 
 
 def space_from(number: int, document: NamespaceDocument) -> Space:
@@ -33,7 +35,8 @@ def space_from(number: int, document: NamespaceDocument) -> Space:
         for group in document.groups
     )
     space = Space(document.digest, number, Geometry(document.chunk_tokens, groups))
-    space.belongs_to_epoch(document.epoch)
+    only = {} if document.epoch is None else {"": document.epoch}
+    space.belongs_to_epochs(only | document.epochs)
     for index, group in enumerate(document.groups):
         for shard, pages in enumerate(group.pages):
             if pages is not None:

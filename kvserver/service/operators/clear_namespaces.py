@@ -62,10 +62,11 @@ def answer_when_void(
     cut: its chunks are counted when they have gone."""
     number, spaces = core.number("disk"), core.chunks.still_forgetting(of)
     clear = Clear(number=number, peer=peer, done=done, spaces=spaces, cut=cut, why=why)
-    if core.remote is not None and of:
+    if core.remotes and of:
         core.timers.set(now_ns + core.bounds.job_ttl_ms * MILLISECOND_NS, "remote-clear", number)
-        for digest in of:
-            core.remote.owe_clear(digest, clear, core.fresh_epoch)
+        for store in core.remotes:
+            for digest in of:
+                store.owe_clear(digest, clear, core.fresh_epoch)
     tier = core.disk
     known = [note for note in notes if tier is not None and tier.may_have(note)]
     if tier is None or not known:
@@ -76,19 +77,18 @@ def answer_when_void(
 
 
 def check_room(core: Core, clears: int) -> None:
-    """Raises ResourceError when too many clears would wait, for disks or for the remote store."""
+    """Raises ResourceError when too many clears would wait, for disks or for a remote store."""
     if core.disk is not None:
         core.disk.notes.check_room(clears)
-    if core.remote is not None and (owed := core.remote.clears_owed) + clears > CLEARS_MAX:
+    owed = max((store.clears_owed for store in core.remotes), default=0)
+    if core.remotes and owed + clears > CLEARS_MAX:
         raise ResourceError("clears", f"{owed} clears wait for the remote store, at most {CLEARS_MAX} may")
 
 
 def remote_overdue(core: Core, number: int) -> None:
-    """A clear has waited for the remote store as long as a job may run."""
-    assert core.remote is not None
-    clear = core.remote.give_up_clear(number)
-    assert clear is not None
-    clear.leave_store()
+    """A clear has waited for remote stores as long as a job may run."""
+    found = [clear for store in core.remotes if (clear := store.give_up_clear(number)) is not None]
+    found[0].leave_stores()
 
 
 def forget(core: Core, digests: Iterable[bytes]) -> int:

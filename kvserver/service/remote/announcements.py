@@ -47,11 +47,11 @@ def tick(core: Core, tier: RemoteTier, now_ns: int) -> None:
 def told(core: Core, tier: RemoteTier, job: AnnounceJob, report: RemoteEnded, now_ns: int) -> None:
     """Ends a batch. One that was not taken is lost: it costs hits."""
     if report.fault:
-        core.counters.remote_failed("announce", report.fault)
+        tier.failed("announce", report.fault)
         if (known := tier.epochs.get(job.digest)) is not None:
             known.announcements.not_told(now_ns + _pause_ns(report.fault))
     else:
-        core.counters.add("remote_told", job.chunks)
+        tier.count("remote_told", job.chunks)
 
 
 def heard(core: Core, tier: RemoteTier, job: ListenJob, report: RemoteHeard, now_ns: int) -> None:
@@ -60,9 +60,9 @@ def heard(core: Core, tier: RemoteTier, job: ListenJob, report: RemoteHeard, now
     marks = unpack(report.marks)
     for mark in marks:
         tier.known.note(mark & ~KIND_BITS, mark & KIND_BITS)
-    core.counters.add("remote_heard", len(marks))
+    tier.count("remote_heard", len(marks))
     if report.fault:
-        core.counters.remote_failed("listen", report.fault)
+        tier.failed("listen", report.fault)
     if known is not None and report.fault:
         known.announcements.not_heard(now_ns + _pause_ns(report.fault))
     elif known is not None:
@@ -86,7 +86,7 @@ def probed(core: Core, tier: RemoteTier, pursuit: Pursuit, *, found: int, absent
             tier.tell(pursuit.space, mark, GONE)
     if found and pursuit.is_try:
         tier.epochs[pursuit.space.digest].announcements.are_incomplete(now_ns)
-        core.log("remote announcements incomplete", ("namespace", pursuit.space.digest[:6].hex()))
+        core.log("remote announcements incomplete", ("namespace", pursuit.space.digest[:6].hex()), *tier.named)
 
 
 def lost(tier: RemoteTier, space: Space, epoch: int, node: Node) -> None:

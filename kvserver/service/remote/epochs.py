@@ -1,6 +1,6 @@
-"""Which chunks of the remote store count: the epochs of namespaces, and what a Clear does to them.
+"""Which chunks of a remote store count: the epochs of namespaces, and what a Clear does to them.
 
-Each namespace that is used has a note in the store, with a random epoch. It is read again and again, and believed for
+Each namespace that is used has a note in each store, with a random epoch. It is read again and again, and believed for
 five seconds (remote/epoch_lease.py). Another epoch than before means that a server has cleared the namespace: then our
 own chunks of it go first. A Clear of ours writes a new epoch, and its caller is answered when the store has it.
 """
@@ -27,7 +27,7 @@ def tick(core: Core, tier: RemoteTier, now_ns: int) -> None:
     """Reads notes whose time has come, and tells the store of clears."""
     for digest, space in core.chunks.spaces.items():
         if digest not in tier.epochs and _is_known(core):
-            tier.uses(digest, space.epoch, core.fresh_epoch)
+            tier.uses(digest, space.epochs, core.fresh_epoch)
     for digest, known in list(tier.epochs.items()):
         if known.has_job:
             continue
@@ -77,29 +77,33 @@ def clear_ended(core: Core, tier: RemoteTier, job: NoteJob, now_ns: int, *, is_d
         return
     space = core.chunks.spaces.get(job.digest)
     if space is not None:
-        _settle(core, space, job.epoch)
-    core.log("remote namespace cleared", ("namespace", job.digest[:6].hex()))
+        _settle(core, tier, space, job.epoch)
+    core.log("remote namespace cleared", ("namespace", job.digest[:6].hex()), *tier.named)
     for clear in known.taken():
-        if clear.store_knows(job.digest):
+        if clear.store_knows(tier.name, job.digest):
             core.timers.cancel("remote-clear", clear.number)
 
 
 def _heed(core: Core, tier: RemoteTier, known: NamespaceEpoch, digest: bytes, step: Step) -> None:
     """Does what the lease wants after it has learnt an epoch."""
     if step == "drop-local":
-        core.log("namespace cleared elsewhere", ("namespace", digest[:6].hex()), level=logging.WARNING)
+        name = ("namespace", digest[:6].hex())
+        core.log("namespace cleared elsewhere", name, *tier.named, level=logging.WARNING)
         clear_namespaces.forget(core, [digest])
         if core.disk is not None:
             core.disk.void(digest)
         known.lease.dropped_local()
     space = core.chunks.spaces.get(digest)
-    if space is not None and known.lease.seen is not None and space.epoch != known.lease.seen:
-        _settle(core, space, known.lease.seen)
+    seen = known.lease.seen
+    if space is not None and seen is not None and space.epochs.get(tier.name) != seen:
+        _settle(core, tier, space, seen)
 
 
-def _settle(core: Core, space: Space, epoch: int) -> None:
-    """The namespace's chunks belong to this epoch, also for the next brain and the next server."""
-    space.belongs_to_epoch(epoch)
+def _settle(core: Core, tier: RemoteTier, space: Space, epoch: int) -> None:
+    """The namespace's chunks belong to this epoch of the store, also for the next brain and the next server. Stores
+    that are not named any more are forgotten."""
+    others = {other.name: space.epochs[other.name] for other in core.remotes if other.name in space.epochs}
+    space.belongs_to_epochs({**others, tier.name: epoch})
     core.emit(PutNamespace(space.number, encode_document(document_of(space))))
     if core.disk is not None:
         core.disk.notes.describe_anew(space.digest)

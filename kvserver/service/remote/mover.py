@@ -1,8 +1,8 @@
-"""The life of the remote mover: its start and end, its reports, and the next steps of the tier. Without a remote store
-nothing here does anything.
+"""The life of remote movers: their start and end, their reports, and the next steps of their stores. Each store has a
+mover of its own. Without a remote store nothing here does anything.
 
-The process is started with the brain, and again when it has died. While it is away, or its store is not open, lookups
-answer what is here, and nothing waits.
+A process is started with the brain, and again when it has died. While it is away, or its store is not open, lookups
+answer what is here or in other stores, and nothing waits.
 """
 
 from kvserver.service.remote import announcements, epochs, reads, writes
@@ -37,15 +37,13 @@ def _turn(core: Core, tier: RemoteTier, now_ns: int) -> None:
 
 
 def tick(core: Core, now_ns: int) -> None:
-    tier = core.remote
-    if tier is None:
-        return
-    if tier.mover is None and now_ns >= tier.start_at_ns:
-        tier.mover_started(movers.ensure(core, "remote", "", now_ns))
-    tier.reads.tick(now_ns)
-    epochs.tick(core, tier, now_ns)
-    announcements.tick(core, tier, now_ns)
-    _turn(core, tier, now_ns)
+    for tier in core.remotes:
+        if tier.mover is None and now_ns >= tier.start_at_ns:
+            tier.mover_started(movers.ensure(core, "remote", tier.name, now_ns))
+        tier.reads.tick(now_ns)
+        epochs.tick(core, tier, now_ns)
+        announcements.tick(core, tier, now_ns)
+        _turn(core, tier, now_ns)
 
 
 def gone(core: Core, tier: RemoteTier, now_ns: int) -> None:
@@ -67,8 +65,9 @@ def gone(core: Core, tier: RemoteTier, now_ns: int) -> None:
         tier.drop(pursuit)
 
 
-def overdue(core: Core, tier: RemoteTier, number: int) -> None:
-    """Kills the mover when an order takes too long. Its slots stay taken until it is reaped."""
+def overdue(core: Core, number: int) -> None:
+    """Kills a mover when an order takes too long. Its slots stay taken until it is reaped."""
+    tier = next(tier for tier in core.remotes if number in tier.jobs)
     assert tier.mover is not None
     movers.kill(core, tier.mover, f"did not end remote job {number}")
 
@@ -94,7 +93,7 @@ def _ended(core: Core, tier: RemoteTier, job: RemoteJob, report: Ending, now_ns:
         case FetchJob(), RemoteEnded():
             if fault == "digest":
                 space, group = job.pursuit.space, job.pursuit.space.parts[job.parts[0]].group
-                mismatches.tell(core, space, job.node, group, tier="remote", device="remote", mode="fetch")
+                mismatches.tell(core, space, job.node, group, tier="remote", device=tier.device, mode="fetch")
             reads.ended(core, tier, job, report, now_ns)
         case PutJob(), RemoteEnded():
             writes.ended(core, tier, job, report, now_ns)

@@ -1,4 +1,4 @@
-"""Reads from the remote store into DRAM.
+"""Reads from a remote store into DRAM.
 
 A chunk that is read is reserved as one that an engine stores, and sealed when its bytes were compared. So nothing is
 served that has not arrived. A chunk that cannot be read ends its pursuit there; what was read before stays.
@@ -7,7 +7,6 @@ served that has not arrived. A chunk that cannot be read ends its pursuit there;
 from array import array
 from collections.abc import Sequence
 
-from kvserver.index.eviction import REMOTE
 from kvserver.index.space import ABSENT, Space
 from kvserver.remote.chunk_value import Head, WrongValue, decode, encode
 from kvserver.service.remote import announcements
@@ -47,10 +46,10 @@ def probed(core: Core, tier: RemoteTier, job: ProbeJob, report: RemoteProbed, no
         if head is None:
             set_aside(tier, pursuit, position, fault, now_ns)
             if fault != "absent":
-                core.counters.remote_failed("probe", fault)
+                tier.failed("probe", fault)
             break
         heads.append(head)
-    core.counters.add("remote_found", len(heads))
+    tier.count("remote_found", len(heads))
     announcements.probed(core, tier, pursuit, found=len(heads), absent=absent, now_ns=now_ns)
     pursuit.has_heads(heads)
     tier.shorten(pursuit, len(heads))
@@ -177,19 +176,20 @@ def ended(core: Core, tier: RemoteTier, job: FetchJob, report: RemoteEnded, now_
     if fault:
         for part in job.parts:
             core.chunks.give_up(node, part, job.number, "died" if fault == "mover-lost" else "failed")
-        core.counters.remote_failed("read", fault)
+        tier.failed("read", fault)
         if fault in LOST:
             announcements.lost(tier, pursuit.space, pursuit.epoch, node)
         if job.position < len(pursuit.keys):
             set_aside(tier, pursuit, job.position, fault, now_ns)
             tier.shorten(pursuit, job.position)
     else:
-        for part, total in zip(job.parts, array("Q", report.sums), strict=True):
-            core.chunks.seal(node, part, job.number, total)
-        core.counters.add("remote_reads")
-        core.counters.add("remote_read_bytes", job.bytes)
-        pursuit.makes_progress(now_ns)
-        node.mark(REMOTE)
+        sums = zip(job.parts, array("Q", report.sums), strict=True)
+        sealed = [core.chunks.seal(node, part, job.number, total) for part, total in sums]
+        if any(sealed):  # otherwise the store was left, or the chunk has gone
+            tier.count("remote_reads")
+            tier.count("remote_read_bytes", job.bytes)
+            pursuit.makes_progress(now_ns)
+            node.mark(tier.mark_bit | tier.came_bit)
     core.chunks.job_ended(job.number)
 
 

@@ -1,13 +1,14 @@
-"""Writes from DRAM to the remote store: which chunks, in which order, and when not.
+"""Writes from DRAM to a remote store: which chunks, in which order, and when not.
 
 With `reuse` a chunk is written when it is found again, or stored where any server had stored it before; with `through`
 when it is stored. Parents go first, because a chunk without those before it is of no use to anybody. Nothing waits for
-a write: a chunk that could not be written is offered again when it is used again.
+a write: a chunk that could not be written is offered again when it is used again. What came from one store goes to
+no other: it may have been cleared there meanwhile (decision 0022).
 """
 
 from array import array
 
-from kvserver.index.eviction import REMOTE
+from kvserver.index.eviction import STORED
 from kvserver.index.space import Node, Space
 from kvserver.remote.chunk_value import Head, Shard, encode, fragment_bytes_for
 from kvserver.service.remote import announcements
@@ -21,6 +22,8 @@ STEPS_MAX = 512
 """Chunks that are looked at in one event."""
 PUTS_MAX = 64
 """Writes under way, however small they are."""
+LEFT_OUT_MS = 10_000
+"""A prefix whose end came from another store is not looked at again before."""
 
 
 def turn(core: Core, tier: RemoteTier, now_ns: int) -> None:
@@ -28,7 +31,7 @@ def turn(core: Core, tier: RemoteTier, now_ns: int) -> None:
     if not tier.usable:
         return
     if tier.used:
-        _queue_used(core, tier)
+        _queue_used(core, tier, now_ns)
     puts = sum(isinstance(job, PutJob) for job in tier.jobs.values()) if tier.queue else 0
     for _ in range(STEPS_MAX):
         if not tier.queue or puts >= PUTS_MAX:
@@ -43,32 +46,36 @@ def turn(core: Core, tier: RemoteTier, now_ns: int) -> None:
             return  # its note is being read, or the store is away
         del tier.queue[node]
         if epoch is not None and announcements.is_written(tier, space, epoch, node):
-            core.counters.add("remote_existed")
-        elif epoch is not None and _is_wanted(core, space, node):
+            tier.count("remote_existed")
+        elif epoch is not None and _is_wanted(core, tier, space, node, now_ns):
             _order(core, tier, space, node, epoch=epoch, count=count, now_ns=now_ns)
             puts += 1
         else:
-            _offer_again(node)
+            _offer_again(tier, node)
 
 
-def _queue_used(core: Core, tier: RemoteTier) -> None:
+def _queue_used(core: Core, tier: RemoteTier, now_ns: int) -> None:
     """Queues chunks of used prefixes, those in front first."""
     steps = STEPS_MAX
+    tier.look_again(now_ns)
     while tier.used and steps > 0:
         space, tail = tier.used.popleft()
         chain: list[Node] = []
         node: Node | None = tail
-        while node is not None and node.depth and not node.queued & REMOTE:
+        while node is not None and node.depth and not node.queued & tier.mark_bit and node not in tier.left_out:
             chain.append(node)
             node = node.parent
         steps -= 1 + len(chain)
-        if not core.chunks.serves(space, tail):
+        if node in tier.left_out or not core.chunks.serves(space, tail):
             continue
         for node in reversed(chain):
             if len(tier.queue) >= QUEUE_MAX:
-                core.counters.add("remote_dropped")
+                tier.count("remote_dropped")
                 break
-            node.mark(REMOTE)
+            if _is_left_out(core, tier, space, node, now_ns) and not tier.is_announced(space, node.key, now_ns):
+                tier.leave_out(tail, now_ns + LEFT_OUT_MS * MILLISECOND_NS)
+                break
+            node.mark(tier.mark_bit)
             tier.queue[node] = space
 
 
@@ -78,11 +85,23 @@ def _parts(space: Space, node: Node) -> list[int]:
     return [part for group in groups if node.in_dram >> group & 1 for part in space.group_parts(group)]
 
 
-def _is_wanted(core: Core, space: Space, node: Node) -> bool:
+def _is_wanted(core: Core, tier: RemoteTier, space: Space, node: Node, now_ns: int) -> bool:
     """It is served, all that a prefix needs of it is in DRAM, and the chunk before is there or goes there."""
     parent = node.parent
-    above = parent is not None and (parent.depth == 0 or parent.queued & REMOTE)
-    return bool(core.chunks.serves(space, node) and space.is_whole(node) and above)
+    above = parent is not None and (parent.depth == 0 or parent.queued & tier.mark_bit)
+    is_here = core.chunks.serves(space, node) and space.is_whole(node)
+    return bool(is_here and above and not _is_left_out(core, tier, space, node, now_ns))
+
+
+def _is_left_out(core: Core, tier: RemoteTier, space: Space, node: Node, now_ns: int) -> bool:
+    """The chunk came from another store, or may have: nobody knows of what an earlier brain had. Then those are asked
+    that tell what they have."""
+    others = [other for other in core.remotes if other is not tier]
+    if not others or node.queued & tier.came_bit:
+        return False
+    if any(node.queued & other.came_bit for other in others):
+        return True
+    return not node.queued & STORED and any(other.may_have(space, node.key, now_ns) for other in others)
 
 
 def _order(core: Core, tier: RemoteTier, space: Space, node: Node, *, epoch: int, count: int, now_ns: int) -> None:
@@ -115,14 +134,14 @@ def _order(core: Core, tier: RemoteTier, space: Space, node: Node, *, epoch: int
     core.timers.set(now_ns + core.bounds.remote_job_ms * MILLISECOND_NS, "remote", job.number)
 
 
-def _offer_again(node: Node) -> None:
+def _offer_again(tier: RemoteTier, node: Node) -> None:
     """The store lacks the chunk, so those below it are of no use there, and all are offered with their next use. A use
     offers only what lies below the last chunk that is marked. What is marked here was queued later, so it is little."""
     below = [node]
     while below:
         at = below.pop()
-        at.unmark(REMOTE)
-        below += (child for child in at.child_nodes() if child.queued & REMOTE)
+        at.unmark(tier.mark_bit)
+        below += (child for child in at.child_nodes() if child.queued & tier.mark_bit)
 
 
 def ended(core: Core, tier: RemoteTier, job: PutJob, report: RemoteEnded, now_ns: int) -> None:
@@ -130,17 +149,17 @@ def ended(core: Core, tier: RemoteTier, job: PutJob, report: RemoteEnded, now_ns
     node, digest = job.node, job.space.digest
     match report.fault:
         case "":
-            core.counters.add("remote_writes")
-            core.counters.add("remote_written_bytes", job.bytes)
+            tier.count("remote_writes")
+            tier.count("remote_written_bytes", job.bytes)
         case "existed":
-            core.counters.add("remote_existed")
+            tier.count("remote_existed")
         case fault:
-            _offer_again(node)
-            core.counters.remote_failed("write", fault)
+            _offer_again(tier, node)
+            tier.failed("write", fault)
     if report.fault in ("", "existed"):
         announcements.written(tier, job.space, job.epoch, node)
     if report.fault == "digest":
-        mismatches.tell(core, job.space, node, job.group, tier="dram", device="remote", mode="put")
+        mismatches.tell(core, job.space, node, job.group, tier="dram", device=tier.device, mode="put")
     core.chunks.unpin(job.space, node)
     if report.fault == "digest":
         mismatches.drop(core, digest, node, now_ns)

@@ -37,7 +37,7 @@ def warnings(
     digests: bool,
     drain: DrainState,
     drain_waits: str,
-    remote: RemoteStatus | None = None,
+    remotes: Sequence[RemoteStatus] = (),
 ) -> list[str]:
     """Warnings, worst first; empty when nobody needs to act. clears_owed: cleared namespaces and prefixes that no disk
     could note. drain, drain_waits: those of the whole server, as in Status."""
@@ -46,7 +46,7 @@ def warnings(
         *_of_movers(movers),
         *_of_clears(clears_owed),
         *_of_disks(disks, disk_problem),
-        *of_remote(remote),
+        *of_remotes(remotes),
         *_of_arena(arena),
         *_of_drain(drain, drain_waits),
     ]
@@ -96,9 +96,13 @@ def _of_disks(disks: Sequence[DiskStatus], disk_problem: str) -> Iterator[str]:
             yield f"disk {disk.device} has taken nothing for {disk.stalled_s:.0f} s although writes wait: {why}"
 
 
-def of_remote(remote: RemoteStatus | None) -> Iterator[str]:
-    if remote is None:
-        return
+def of_remotes(remotes: Sequence[RemoteStatus]) -> Iterator[str]:
+    for remote in remotes:
+        yield from _of_remote(remote, name=f" {remote.name}" if len(remotes) > 1 else "")
+
+
+def _of_remote(remote: RemoteStatus, name: str) -> Iterator[str]:
+    """name: of the store, where it has to be told from others."""
     if remote.problem:
         yield f"the remote store {remote.name} is not used: {remote.problem}"
     elif not remote.usable:
@@ -110,7 +114,8 @@ def of_remote(remote: RemoteStatus | None) -> Iterator[str]:
     elif remote.namespaces_heard < remote.namespaces_known:
         yield f"announcements in the remote store {remote.name} are not read, so it is asked for all that is missing"
     if remote.clears_owed:
-        yield f"{remote.clears_owed} clears are not known to the remote store yet: other servers may have those chunks"
+        what = f"{remote.clears_owed} clears are not known to the remote store{name} yet"
+        yield f"{what}: other servers may have those chunks"
 
 
 def _of_arena(arena: ArenaStatus) -> Iterator[str]:

@@ -41,7 +41,7 @@ def status(core: Core, now_ns: int) -> Status:
     disk_problem = problems.disk_problem(disks, disk_state)
     uptime_s = (now_ns - core.started_ns) / 1e9
     ratios = core.reuse.ratios()
-    remote = _remote(core.remote, now_ns) if core.remote is not None else None
+    remotes = [_remote(tier, now_ns) for tier in core.remotes]
     return Status(
         server=core.server,
         incarnation=core.incarnation,
@@ -90,9 +90,10 @@ def status(core: Core, now_ns: int) -> Status:
             clears_owed=len(core.disk.notes.owed) if core.disk is not None else 0,
             drain=drain,
             drain_waits=drain_waits,
-            remote=remote,
+            remotes=remotes,
         ),
-        remote=remote,
+        remote=remotes[0] if remotes else None,
+        other_remotes=remotes[1:],
         troubles=problems.troubles(core.counters, tenants),
         counters=core.counters.totals(),
     )
@@ -133,6 +134,8 @@ def _remote(tier: RemoteTier, now_ns: int) -> RemoteStatus:
         writing_bytes=tier.putting_bytes,
         read_bytes_per_s=tier.reads.bytes_per_s if tier.reads.measured else 0.0,
         clears_owed=tier.clears_owed,
+        counted=dict(tier.counts.plain) if tier.name else {},
+        failures={" ".join(where): count for where, count in tier.counts.failures.items()} if tier.name else {},
     )
 
 

@@ -61,7 +61,7 @@ def _move_pins(core: Core, space: Space, below: Below, rest: Space) -> None:
         if other.space is space and other.node in below:
             core.chunks.take_along(space, other.node, rest)
             other.move_to(rest)
-    for put in core.remote.jobs.values() if core.remote is not None else ():
+    for put in (job for store in core.remotes for job in store.jobs.values()):
         if isinstance(put, PutJob) and put.space is space and put.node in below:
             core.chunks.take_along(space, put.node, rest)
             put.move_to(rest)

@@ -35,7 +35,8 @@ def _explain(core: Core, digest: bytes, keys: bytes, now_ns: int) -> Explanation
     chunks = found.chunks
     key = keys[chunks * KEY_BYTES : (chunks + 1) * KEY_BYTES]
     lacks = missing(core, digest, key, now_ns) if key else Missing("", "", 0.0, [])
-    remote, remote_s = remote_reason(core, digest, key, now_ns) if key else ("", 0.0)
+    reasons = {tier.name: remote_reason(core, tier, digest, key, now_ns) for tier in core.remotes if key}
+    remote, remote_s = reasons.pop("", ("", 0.0))
     return Explanation(
         namespace=digest.hex(),
         chunk_tokens=space.geometry.chunk_tokens if space is not None else 0,
@@ -48,6 +49,7 @@ def _explain(core: Core, digest: bytes, keys: bytes, now_ns: int) -> Explanation
         gone_s=lacks.gone_s,
         remote=remote,
         remote_s=remote_s,
+        remotes={name: (why, rest_s) for name, (why, rest_s) in reasons.items() if why},
         held_in=lacks.held_in,
     )
 

@@ -51,8 +51,8 @@ def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int
             lease = _grant(core, session, space, tail, keys=keys, away=found.away, now_ns=now_ns)
             ttl_ms = core.bounds.lease_ttl_ms
     coming = 0
-    if core.remote is not None:
-        coming = pursuits.coming(core, core.remote, session, found, wanted_min=request.chunks_wanted_min, now_ns=now_ns)
+    if core.remotes:
+        coming = pursuits.coming(core, session, found, wanted_min=request.chunks_wanted_min, now_ns=now_ns)
     untold: FoundWhy = "recovering" if found.why == "recovering" else ""
     core.answer(peer, Found(request.id, found.chunks, lease, ttl_ms, len(found.away), untold, coming))
 
@@ -90,8 +90,7 @@ def _grant(
     core.chunks.pin(tail)
     core.leases.grant(lease)
     core.timers.set(lease.expires_ns, "lease", lease.number)
-    if core.remote is not None:
-        pursuits.offer_used(core.remote, space, tail)
+    pursuits.offer_used(core, space, tail)
     if core.disk is not None:
         core.disk.asked_for(tail)
         core.chunks.offer(space, tail)

@@ -30,7 +30,7 @@ def expect(core: Core, mover: Mover) -> None:
     if scrubs:
         core.counters.mismatched(0, tier="dram", device="host", mode="scrub")
     if mover.device == "remote":
-        core.counters.mismatched(0, tier="remote", device="remote", mode="fetch")
+        core.counters.mismatched(0, tier="remote", device=_device(mover), mode="fetch")
     if mover.device == "disk" and core.disk is not None:
         for device in range(len(core.disk.devices)):
             for mode in ("promote", *scrubs):

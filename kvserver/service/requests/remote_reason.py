@@ -1,4 +1,4 @@
-"""Reasons why the remote store has not brought a chunk that a lookup misses. `explain` shows them.
+"""Reasons why a remote store has not brought a chunk that a lookup misses. `explain` shows them.
 
 unusable     the store is not open, its only node is left alone, or its mover does not run
 clear-owed   the namespace was cleared here, and the store has not confirmed it: nothing is read or written
@@ -21,10 +21,12 @@ RemoteReason = Literal[
 ]
 
 
-def remote_reason(core: Core, digest: bytes, key: bytes, now_ns: int) -> tuple[RemoteReason | Literal[""], float]:
+def remote_reason(
+    core: Core, tier: RemoteTier, digest: bytes, key: bytes, now_ns: int
+) -> tuple[RemoteReason | Literal[""], float]:
     """The reason, and for how many seconds the chunk is not asked for. The question changes nothing."""
-    tier, space = core.remote, core.chunks.spaces.get(digest)
-    if tier is None or space is None:
+    space = core.chunks.spaces.get(digest)
+    if space is None:
         return "", 0.0
     if not tier.usable or tier.is_left_alone:
         return "unusable", 0.0

@@ -189,8 +189,8 @@ def _store_ended(core: Core, job: Job, done: Done, now_ns: int) -> None:
         for position, part in sorted(mine, reverse=True):
             core.chunks.give_up(job.walk[position], part, job.number, reason)
     core.chunks.job_ended(job.number)
-    if core.remote is not None and kept and job.walk:
-        pursuits.offer_stored(core.remote, job.space, job.walk[-1], completed, now_ns)
+    if core.remotes and kept and job.walk:
+        pursuits.offer_stored(core, job.space, job.walk[-1], completed, now_ns)
     if done.status in ("failed", "invalid"):
         core.counters.add("stores")
         core.counters.add("stores_failed")

@@ -73,8 +73,8 @@ class Bounds:
     """The disk mover is killed when a read or write takes longer."""
     disk_restart_ms: int = 1_000
     """Pause between two starts of the disk mover."""
-    remote: Remote | None = None
-    """The remote store; None without one."""
+    remotes: tuple[Remote, ...] = ()
+    """The remote stores."""
     remote_patience_ms: int = 300
     """Chunks of a prompt that have made no progress for so long are not waited for any more."""
     remote_job_ms: int = 60_000

@@ -34,10 +34,10 @@ class Clear:
     what is on disk."""
     cut: Cut | None = None
     """The prefix that was cleared. How many chunks it had is known when they have gone."""
-    stores: set[bytes] = field(default_factory=set)
-    """Namespaces whose clear the remote store has not confirmed yet."""
+    stores: set[tuple[str, bytes]] = field(default_factory=set)
+    """(remote store, namespace) of each clear that a store has not confirmed yet."""
     why: str = ""
-    """Why some of the notes are not durable, or the remote store does not know; empty: all is well."""
+    """Why some of the notes are not durable, or a remote store does not know; empty: all is well."""
     code: Literal["disk-clear", "remote-clear"] = "disk-clear"
     """Code of the refusal, if there is a `why`."""
 
@@ -57,19 +57,21 @@ class Clear:
         del self.left[note]
         return not self.left
 
-    def await_store(self, namespace: bytes) -> None:
-        """The remote store has to confirm that it was cleared."""
-        self.stores.add(namespace)
+    def await_store(self, store: str, namespace: bytes) -> None:
+        """A remote store has to confirm that the namespace was cleared."""
+        self.stores.add((store, namespace))
 
-    def store_knows(self, namespace: bytes) -> bool:
-        """The remote store has confirmed it. Returns whether all of them are confirmed."""
-        self.stores.discard(namespace)
+    def store_knows(self, store: str, namespace: bytes) -> bool:
+        """A remote store has confirmed it. Returns whether all of them have."""
+        self.stores.discard((store, namespace))
         return not self.stores
 
-    def leave_store(self) -> None:
-        """Waits for the remote store no more."""
+    def leave_stores(self) -> None:
+        """Waits for remote stores no more."""
+        names = ", ".join(sorted({name for name, _ in self.stores if name}))
         self.stores.clear()
-        self.why, self.code = "the remote store has not confirmed it in time; it is told when it can be", "remote-clear"
+        what = f"the remote store {names}" if names else "the remote store"
+        self.why, self.code = f"{what} has not confirmed it in time; it is told when it can be", "remote-clear"
 
     def fail(self, why: str) -> None:
         self.why = why
@@ -87,7 +89,7 @@ class Clears:
         self._timers = timers
         self._chunks = chunks
         self.waiting: list[Clear] = []
-        """Those that wait only until their chunks have left the index, and the remote store knows."""
+        """Those that wait only until their chunks have left the index, and the remote stores know."""
         self._is_asked = False
         """A GoOn is under way."""
 

@@ -14,7 +14,7 @@ from kvserver.service.state.clears import Clears
 from kvserver.service.state.disk_tier import DiskTier
 from kvserver.service.state.jobs import Jobs
 from kvserver.service.state.leases import Leases
-from kvserver.service.state.movers import Movers
+from kvserver.service.state.movers import Mover, Movers
 from kvserver.service.state.operator_state import OperatorState
 from kvserver.service.state.outbox import Outbox
 from kvserver.service.state.remote_tier import RemoteTier
@@ -62,7 +62,11 @@ class Core(Outbox):
         if bounds.disk_devices:
             self.disk = DiskTier(bounds, self, self.chunks, self.clears, started_ns)
             self.chunks.stand_above(self.disk.chunks)
-        self.remote = RemoteTier(bounds.remote, self, started_ns) if bounds.remote is not None else None
+        several = len(bounds.remotes) > 1
+        self.remotes = [
+            RemoteTier(remote, self, started_ns, number=number, name=remote.name if several else "")
+            for number, remote in enumerate(bounds.remotes)
+        ]
         self.sessions = Sessions()
         self.caches = Caches()
         self.movers = Movers()
@@ -82,6 +86,10 @@ class Core(Outbox):
         """A number that this brain gives only once; never 0."""
         self._last[kind] += 1
         return self._last[kind]
+
+    def remote_of(self, mover: Mover) -> RemoteTier | None:
+        """The remote store that a mover serves; None if it serves none, or not any more."""
+        return next((tier for tier in self.remotes if tier.mover is mover), None)
 
     def fresh_epoch(self) -> int:
         """A random epoch for a namespace of a remote store."""

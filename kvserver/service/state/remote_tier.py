@@ -1,11 +1,15 @@
-"""The remote tier: its namespaces' epochs, the prompts that it looks for, its jobs, and the mover process."""
+"""One remote store: its namespaces' epochs, the prompts that are looked for in it, its jobs, and its mover process.
+
+Stores know nothing of each other. Whoever chooses among several is in requests/pursuits.py.
+"""
 
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from kvserver.config.remotes import Remote
+from kvserver.index.eviction import CAME, REMOTE
 from kvserver.index.space import Node, Space
 from kvserver.remote.announcement import GONE, STORED, UNKNOWN, WRITTEN, Kind, KnownChunks, mark_of
 from kvserver.remote.chunk_value import Head
@@ -14,6 +18,7 @@ from kvserver.service.state.announcements import DOUBTED_MS, MILLISECOND_NS, Ann
 from kvserver.service.state.clears import Clear
 from kvserver.service.state.movers import Mover
 from kvserver.service.state.outbox import Outbox
+from kvserver.service.telling.counters import RemoteCount, RemoteCounts, RemoteWanted
 from kvserver.tiers.placement import Rate
 from kvserver.wire.messages import KEY_BYTES
 from kvserver.wire.orders import Order, RemoteIs
@@ -28,6 +33,10 @@ USED_MAX = 1024
 """Used prefixes whose chunks have not been offered to be written yet."""
 QUEUE_MAX = 8192
 """Chunks that wait to be written."""
+MEASURED_NS = 600_000_000_000
+"""A store from which nothing was read for so long is tried before the others, to be measured anew."""
+ANSWERS_KEPT = 0.7
+"""Share of the time of a probe that the times before it make up."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -208,10 +217,16 @@ class NamespaceEpoch:
 
 
 class RemoteTier:
-    """Everything that exists only with a remote store."""
+    """Everything that exists only with this store."""
 
-    def __init__(self, remote: Remote, out: Outbox, now_ns: int) -> None:
+    def __init__(self, remote: Remote, out: Outbox, now_ns: int, *, number: int = 0, name: str = "") -> None:
+        """number: its place among the stores. name: its name where there are several; empty if it is the only one."""
         self.remote = remote
+        self.name = name
+        self.mark_bit, self.came_bit = REMOTE << number, CAME << number
+        """Its bits of Node.queued."""
+        self.counts = RemoteCounts()
+        """What the counters of all stores have of this one."""
         self._out = out
         self.mover: Mover | None = None
         self.start_at_ns = now_ns
@@ -232,12 +247,52 @@ class RemoteTier:
         """(namespace, key) -> until when (ns) it is not asked for: it was not there, or could not be read."""
         self.used: deque[tuple[Space, Node]] = deque(maxlen=USED_MAX)
         """Last chunks of prefixes that were used or stored, and may have to be written."""
+        self.left_out: OrderedDict[Node, int] = OrderedDict()
+        """Last chunks of prefixes of which all that is not here came from another store, or continues what did -> until
+        when (ns) they are not looked at again."""
         self.queue: OrderedDict[Node, Space] = OrderedDict()
         """Chunks that wait to be written, parents first."""
         self.jobs: dict[int, RemoteJob] = {}
         self.fetching_bytes = self.putting_bytes = 0
         """Bytes that are being read and written."""
         self.reads = Rate()
+        self.answer_s = 0.0
+        """How long it took lately to tell what it has, or until it was left."""
+        self._left_ns: int | None = None
+        """When it was left for another store the last time; None: never."""
+        self.tried_ns: int | None = None
+        """When chunks were read the last time, or it was asked to be measured; None: never."""
+
+    @property
+    def device(self) -> str:
+        """What logs and metrics call it beside other devices."""
+        return self.name or "remote"
+
+    @property
+    def named(self) -> tuple[tuple[str, object], ...]:
+        """Its name as a field of a log line, if there are several stores."""
+        return (("remote", self.name),) if self.name else ()
+
+    def count(self, what: RemoteCount, number: int = 1) -> None:
+        """Counts for this store and for all together."""
+        self._out.counters.add(what, number)
+        self.counts.add(what, number)
+
+    def failed(self, wanted: RemoteWanted, fault: str) -> None:
+        """Counts a chunk that the store did not give or take, or a call for announcements."""
+        self._out.counters.remote_failed(wanted, fault)
+        self.counts.failed(wanted, fault)
+
+    def seconds_for(self, count: int, now_ns: int) -> float:
+        """How long that many bytes will take to come, by its last answers and its rate, which may be a guess. 0: it is
+        to be measured. A try is enough to end that: a store that brings nothing would be tried for ever."""
+        if self.tried_ns is None or now_ns - self.tried_ns > MEASURED_NS:
+            return 0.0
+        return self.answer_s + self.reads.seconds_for(self.fetching_bytes + count)
+
+    def was_left(self, now_ns: int) -> bool:
+        """It has lately not brought something in time."""
+        return self._left_ns is not None and now_ns - self._left_ns <= MEASURED_NS
 
     # ---------------------------------------------------------------- the mover
 
@@ -294,6 +349,12 @@ class RemoteTier:
                 job.pursuit.read_ends()
                 self.fetching_bytes -= job.bytes
                 self.reads.ended(job.bytes if moved else 0, now_ns)
+                self.tried_ns = now_ns if moved else self.tried_ns
+            case ProbeJob() if moved:
+                took_s = (now_ns - job.began_ns) / 1e9
+                # The answer to a try replaces what may be hours old.
+                kept = ANSWERS_KEPT if job.began_ns != self.tried_ns else 0.0
+                self.answer_s = kept * self.answer_s + (1 - kept) * took_s
             case PutJob():
                 self.putting_bytes -= job.bytes
             case NoteJob() if job.digest in self.epochs:
@@ -303,10 +364,26 @@ class RemoteTier:
             case ListenJob() if job.digest in self.epochs:
                 self.epochs[job.digest].announcements.listen_ends()
 
+    # ---------------------------------------------------------------- what is not written
+
+    def leave_out(self, tail: Node, until_ns: int) -> None:
+        """What is not in the store of this prefix is not to be written until then."""
+        self.left_out[tail] = until_ns
+        if len(self.left_out) > USED_MAX:
+            self.left_out.popitem(last=False)
+
+    def look_again(self, now_ns: int) -> None:
+        """Forgets what was left out long enough."""
+        while self.left_out and next(iter(self.left_out.values())) <= now_ns:
+            self.left_out.popitem(last=False)
+
     # ---------------------------------------------------------------- epochs
 
-    def uses(self, digest: bytes, last_seen: int | None, fresh: Callable[[], int]) -> NamespaceEpoch:
-        """A namespace is used from now on. last_seen: the epoch of our own chunks. fresh: makes a random one."""
+    def uses(self, digest: bytes, epochs: Mapping[str, int], fresh: Callable[[], int]) -> NamespaceEpoch:
+        """A namespace is used from now on. epochs: those of our own chunks, by store. Any of them stands for that of a
+        store that is not among them: if it is another store, it cannot tell what was cleared meanwhile. fresh: makes
+        a random one."""
+        last_seen = epochs.get(self.name, next(iter(epochs.values()), None))
         known = self.epochs[digest] = NamespaceEpoch(lease=EpochLease(last_seen=last_seen, fresh=fresh))
         return known
 
@@ -344,6 +421,15 @@ class RemoteTier:
             self._forgot_until_ns = now_ns + DOUBTED_MS * MILLISECOND_NS
         return now_ns < self._forgot_until_ns
 
+    def is_announced(self, space: Space, key: bytes, now_ns: int) -> bool:
+        """It was told that the store has a chunk."""
+        epoch = self.epoch_of(space, now_ns)
+        return epoch is not None and self.known.kind(self.mark(space, epoch, key)) == WRITTEN
+
+    def may_have(self, space: Space, key: bytes, now_ns: int) -> bool:
+        """The store has a chunk, or what servers have told cannot be read."""
+        return not self.is_unannounced(space, key, now_ns)
+
     def is_unannounced(self, space: Space, key: bytes, now_ns: int) -> bool:
         """Nobody has told that the store has a chunk, and whoever has written one would have."""
         epoch = self.epoch_of(space, now_ns)
@@ -355,10 +441,10 @@ class RemoteTier:
 
     def owe_clear(self, digest: bytes, clear: Clear | None, fresh: Callable[[], int]) -> None:
         """A namespace was cleared here: the store is to get a new epoch, and whoever waits in `clear` is told then."""
-        known = self.epochs.get(digest) or self.uses(digest, None, fresh)
+        known = self.epochs.get(digest) or self.uses(digest, {}, fresh)
         known.owe(clear)
         if clear is not None:
-            clear.await_store(digest)
+            clear.await_store(self.name, digest)
 
     @property
     def clears_owed(self) -> int:
@@ -377,6 +463,8 @@ class RemoteTier:
     # ---------------------------------------------------------------- pursuits
 
     def pursue(self, pursuit: Pursuit) -> None:
+        if not self.seconds_for(0, pursuit.moved_ns):
+            self.tried_ns = pursuit.moved_ns
         self.pursuits[pursuit] = None
         for position, key in enumerate(pursuit.keys):
             self.wanted[pursuit.space.digest, key] = pursuit, position
@@ -391,6 +479,12 @@ class RemoteTier:
         """Nothing of it is looked for any more. Reads under way bring their chunks all the same."""
         self.shorten(pursuit, 0)
         self.pursuits.pop(pursuit, None)
+
+    def leave(self, pursuit: Pursuit, now_ns: int) -> None:
+        """It has not brought it in time, so it counts as slow."""
+        self._left_ns = now_ns
+        self.answer_s = max(self.answer_s, (now_ns - pursuit.moved_ns) / 1e9)
+        self.drop(pursuit)
 
     def set_aside(self, digest: bytes, key: bytes, until_ns: int) -> None:
         """The key is not asked for until then."""

@@ -79,6 +79,20 @@ Count = Literal[
 ]
 """The plain counts of Counters, to which add() adds."""
 
+RemoteCount = Literal[
+    "remote_dropped",
+    "remote_existed",
+    "remote_found",
+    "remote_heard",
+    "remote_probed",
+    "remote_read_bytes",
+    "remote_reads",
+    "remote_told",
+    "remote_unannounced",
+    "remote_writes",
+    "remote_written_bytes",
+]
+"""Those of them that each remote store has as well."""
 RemoteWanted = Literal["probe", "read", "write", "announce", "listen"]
 """What a remote store was asked for."""
 LOOKUP_SECONDS = (10e-6, 20e-6, 40e-6, 80e-6, 160e-6, 320e-6, 640e-6, 1.28e-3, 2.56e-3, 5.12e-3, 20e-3, 100e-3)
@@ -111,6 +125,22 @@ class Histogram:
         twin.counts = self.counts.copy()
         twin.sum = self.sum
         return twin
+
+
+class RemoteCounts:
+    """What Counters have of all remote stores, for one of them."""
+
+    def __init__(self) -> None:
+        self.plain: dict[str, int] = {what.removeprefix("remote_"): 0 for what in get_args(RemoteCount)}
+        """By the names in Counters, without the "remote_" before them."""
+        self.failures: dict[tuple[str, str], int] = {}
+        """As Counters.remote_failures."""
+
+    def add(self, what: RemoteCount, number: int) -> None:
+        self.plain[what.removeprefix("remote_")] += number
+
+    def failed(self, wanted: RemoteWanted, fault: str) -> None:
+        self.failures[wanted, fault] = self.failures.get((wanted, fault), 0) + 1
 
 
 class Counters:
@@ -267,7 +297,7 @@ class Counters:
         self.remote_existed = 0
         """Writes that were not needed: another server had written the chunk."""
         self.remote_unannounced = 0
-        """Lookups for which the remote store was not asked, because nobody had told of their next chunk."""
+        """Lookups for which a remote store was not asked, because nobody had told of their next chunk."""
         self.remote_told = self.remote_heard = 0
         """Announcements of this server, and all that it has read, its own among them."""
         self.remote_dropped = 0

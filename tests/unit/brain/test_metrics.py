@@ -8,9 +8,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvserver.brain.http import metrics
-from kvserver.service.telling.counters import DIRECTIONS, IN_PARTS, Counters, Histogram
+from kvserver.service.telling.counters import DIRECTIONS, IN_PARTS, Counters, Histogram, RemoteCounts
 from kvserver.wire.status import RemoteStatus, Status
-from tests.rigs.status_document import a_status
+from tests.rigs.status_document import a_remote, a_status
 
 
 def a_count() -> Counters:
@@ -120,6 +120,28 @@ def test_a_remote_store_has_gauges_only_where_there_is_one() -> None:
     states = {state: seen[f"kvserver_remote_namespaces[{state}]"] for state in ("used", "known", "heard")}
     assert states == {"used": 5, "known": 4, "heard": 3}
     assert not {f"kvserver_remote_{name}" for name in gauges} & samples(a_count()).keys()
+
+
+def test_several_remote_stores_have_a_label_and_one_has_none() -> None:
+    counts = {name: number for number, name in enumerate(RemoteCounts().plain, 5)}
+    near = a_remote(name="near", queued_chunks=7, counted=counts, failures={"read gone": 11})
+    far = a_remote(name="far", usable=False, clears_owed=2, counted=dict.fromkeys(counts, 0))
+    one = samples(a_count(), msgspec.structs.replace(a_status(), remote=near))
+    two = samples(a_count(), msgspec.structs.replace(a_status(), remote=near, other_remotes=[far]))
+    assert {name for name in one if "remote" in name and "[near]" in name} == set()
+    assert two["kvserver_remote_usable[near]"] == 1
+    assert two["kvserver_remote_usable[far]"] == 0
+    assert two["kvserver_remote_queued_chunks[near]"] == 7
+    assert two["kvserver_remote_clears_owed[far]"] == 2
+    assert two["kvserver_remote_namespaces[far][known]"] == 3
+    assert two["kvserver_remote_chunk_events_total[written][near]"] == counts["writes"]
+    assert two["kvserver_remote_chunk_events_total[written][far]"] == 0
+    assert two["kvserver_remote_moved_bytes_total[fetch][near]"] == counts["read_bytes"]
+    assert two["kvserver_remote_failures_total[gone][near][read]"] == 11
+    bare = {re.sub(r"\[(near|far)\]", "", name) for name in two if name.startswith("kvserver_remote_")}
+    fault = "kvserver_remote_failures_total"
+    known = {name for name in one if name.startswith("kvserver_remote_") and not name.startswith(fault)}
+    assert {name for name in bare if not name.startswith(fault)} == known
 
 
 def test_two_starts_of_a_brain_are_told_apart() -> None:

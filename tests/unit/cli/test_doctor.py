@@ -280,6 +280,20 @@ def test_a_chunk_goes_to_a_directory_and_back_and_nothing_of_it_stays(tmp_path: 
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
+def test_each_of_several_stores_is_tried_and_the_worst_verdict_counts(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    given = f"near=file://{tmp_path}/one far=file://{tmp_path}/other"
+    verdict, text = doctor.remote_store(Config(remotes=given))
+    assert verdict == "warn"
+    assert f"near at file://{tmp_path}/one: directory " in text
+    assert f"far at file://{tmp_path}/other: directory " in text
+    verdict, text = doctor.remote_store(Config(remotes=f"{given} lost=file://{tmp_path}/none"))
+    assert verdict == "fail"
+    assert f"far at file://{tmp_path}/other: directory " in text
+    assert f"lost at file://{tmp_path}/none: remote-" in text
+
+
 def test_a_chunk_goes_to_a_valkey_and_back_and_nothing_of_it_stays() -> None:
     with ValkeyServer("--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru") as server:
         verdict, text = doctor.remote_store(Config(remotes=f"fleet=valkey://127.0.0.1:{server.port}"))

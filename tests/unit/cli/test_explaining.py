@@ -60,6 +60,23 @@ def test_a_chunk_that_the_remote_store_did_not_bring_has_a_sentence_about_it() -
     assert sentences(found)[-1] == expected
 
 
+def test_each_of_several_remote_stores_has_a_sentence() -> None:
+    found = Explanation(
+        namespace="ab",
+        chunk_tokens=CHUNK_TOKENS,
+        chunks_asked=1,
+        chunks=0,
+        chunks_on_disk=0,
+        why="absent",
+        key="cd",
+        remotes={"near": ("aside", 1.52), "far": ("unannounced", 0.0)},
+    )
+    near, far = sentences(found)[-2:]
+    assert near.startswith("  the remote store near did not have it")
+    assert near.endswith("it is not asked for again for 1.5 s")
+    assert far == "  the remote store far is not asked for it, because no server has announced that it is there"
+
+
 @pytest.mark.parametrize("write", [json.dumps, lambda tokens: "\n".join(map(str, tokens)) + "\n"])
 def test_a_prompt_is_named_by_its_tokens_as_engines_name_it(tmp_path: Path, write) -> None:  # type: ignore[no-untyped-def]
     client, file = a_client(), tmp_path / "tokens"

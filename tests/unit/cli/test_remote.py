@@ -126,8 +126,7 @@ def test_inspect_is_ended_at_its_bounds_and_says_so(scene: Scene) -> None:
 
 def test_inspect_stops_listing_when_its_time_is_over(scene: Scene) -> None:
     lines: list[str] = []
-    named = load(None, {"remotes": scene.flags[1]})[0].remote
-    assert named is not None
+    (named,) = load(None, {"remotes": scene.flags[1]})[0].remote_stores
     with remote_look.opened(named) as store:
         look = remote_look.Look(store, named, remote_look.Bounds(1000, -1.0), lines.append)
         look.namespace(NAMESPACE.namespace.hex())
@@ -310,8 +309,7 @@ def test_sweep_removes_what_was_not_used_for_so_many_days_if_it_is_asked_to(scen
 
 
 def test_a_store_that_does_not_tell_what_is_old_is_swept_of_nothing_that_counts(scene: Scene) -> None:
-    named = load(None, {"remotes": scene.flags[1]})[0].remote
-    assert named is not None
+    (named,) = load(None, {"remotes": scene.flags[1]})[0].remote_stores
     values = scene.store.values
     scene.store.values = lambda of: ([one._replace(used_s=None) for one in some] for some in values(of))  # type: ignore[method-assign, assignment]
     with pytest.raises(ConfigError, match="does not tell when a chunk was used"):
@@ -331,8 +329,7 @@ def test_sweep_ends_at_its_bounds_and_takes_its_time(scene: Scene) -> None:
     assert ran("sweep", "--yes", "--limit", "1", *scene.flags).startswith(
         "ended after 1 names (--limit); removed of 1 epochs: 1 chunks, "
     )
-    named = load(None, {"remotes": scene.flags[1]})[0].remote
-    assert named is not None
+    (named,) = load(None, {"remotes": scene.flags[1]})[0].remote_stores
     slept: list[float] = []
     bounds = remote_look.Bounds(1000, -1.0)
     options = {"bounds": bounds, "values_per_s": 4.0, "only_looks": False, "sleep": slept.append}
@@ -345,8 +342,7 @@ def test_sweep_ends_at_its_bounds_and_takes_its_time(scene: Scene) -> None:
 
 def test_sweep_leaves_what_is_written_after_a_clear_that_comes_while_it_lists(scene: Scene) -> None:
     """The note is read behind the list: what the list has of a later epoch belongs to the note that is read."""
-    named = load(None, {"remotes": scene.flags[1]})[0].remote
-    assert named is not None
+    (named,) = load(None, {"remotes": scene.flags[1]})[0].remote_stores
     values = scene.store.values
     new = name_of(5, epoch=99)
 
@@ -420,6 +416,83 @@ def test_status_prints_what_the_server_says_of_its_store(monkeypatch: pytest.Mon
     shown = json.loads(ran("status", "--json"))
     assert shown["remote"]["clears_owed"] == 4
     assert shown["counters"] == {name: count for name, count in counters.items() if name != "lookups"}
+
+
+def test_status_prints_each_of_several_stores_with_its_own_facts_and_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    near = replace(FLEET, name="near", counted={"reads": 7, "writes": 1}, failures={"read gone": 2})
+    far = replace(FLEET, name="far", usable=False, counted={"reads": 0, "writes": 5})
+    movers = [replace(MOVER, device=f"remote:{name}", facts={"version": name}) for name in ("near", "far")]
+    counters = {"remote_reads": 7, "remote_writes": 6, "remote_failures": {"read gone": 2}}
+    known = replace(a_status(), remote=near, other_remotes=[far], movers=movers, counters=counters)
+    monkeypatch.setattr(remote, "ask_status", lambda _socket: msgspec.to_builtins(known))
+    first, second = (text.splitlines() for text in ran("status").split("\n\n"))
+    said = ("near", "far", "usable", "fact", "counted", "failed")
+    assert [line for line in first if line.startswith(said)] == [
+        "near     valkey://10.0.0.7",
+        "usable    yes",
+        "fact      version: near",
+        "counted   reads 7",
+        "counted   writes 1",
+        "failed    read gone 2",
+    ]
+    assert [line for line in second if line.startswith(said)] == [
+        "far     valkey://10.0.0.7",
+        "usable    no: its mover does not run",
+        "fact      version: far",
+        "counted   reads 0",
+        "counted   writes 5",
+    ]
+    shown = json.loads(ran("status", "--json"))
+    assert [shown["remote"]["name"], *(one["name"] for one in shown["other_remotes"])] == ["near", "far"]
+
+
+# ---------------------------------------------------------------- several stores
+
+
+@pytest.fixture
+def two(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The scene's store, and an empty one."""
+    far = f"far=file://{tmp_path_factory.mktemp('far')}"
+    ran("probe", "--remotes", far)  # it has been used
+    return f"{scene.flags[1]} {far}"
+
+
+def refusal(*arguments: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        ran(*arguments)
+    return caught.value.message
+
+
+@pytest.mark.parametrize("verb", ["inspect", "sweep", "contract"])
+def test_of_several_stores_one_has_to_be_named(scene: Scene, two: str, verb: str) -> None:
+    assert refusal(verb, "--remotes", two) == "several stores are named: expected --store with one of fleet, far"
+    assert "expected one of fleet, far" in refusal(verb, "--remotes", two, "--store", "near")
+
+
+def test_the_store_that_is_named_is_looked_at(scene: Scene, two: str) -> None:
+    assert ran("inspect", "--remotes", two, "--store", "fleet") == ran("inspect", *scene.flags)
+    assert "0 namespaces" in ran("inspect", "--remotes", two, "--store", "far")
+
+
+def test_all_stores_are_tried_and_cleared_unless_one_is_named(scene: Scene, two: str) -> None:
+    lines = ran("probe", "--remotes", two).splitlines()
+    assert [line[:10] for line in lines] == ["warn  flee", "warn  far "]
+    assert len(ran("probe", "--remotes", two, "--store", "far").splitlines()) == 1
+    digits = NAMESPACE.namespace.hex()
+    assert "far has no note" in refusal("clear", digits, "--yes", "--remotes", two, "--store", "far")
+    assert scene.epoch() == EPOCH
+    said = ran("clear", digits, "--yes", "--remotes", two).splitlines()
+    assert [line.split(": ")[:2] for line in said] == [["in fleet", "cleared"], ["in far", "not cleared"]]
+    assert scene.epoch() != EPOCH
+    said = ran("clear", "--all", "--yes", "--remotes", two).splitlines()
+    assert [line.split(";")[0] for line in said] == ["in fleet: cleared: 2 namespaces", "in far: cleared: 0 namespaces"]
+
+
+def test_a_clear_goes_to_the_other_store_although_one_cannot_be_asked_and_ends_with_1(scene: Scene) -> None:
+    lost = f"lost=file://{scene.root}/none {scene.flags[1]}"
+    said = ran("clear", NAMESPACE.namespace.hex(), "--yes", "--remotes", lost, status=1).splitlines()
+    assert [line.split(": ")[:2] for line in said] == [["in lost", "not cleared"], ["in fleet", "cleared"]]
+    assert scene.epoch() != EPOCH
 
 
 def test_status_says_why_a_store_is_not_used_and_that_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,11 @@ from rich.console import Console
 from kvserver.cli.status_text import overview
 from kvserver.cli.top import GIVE_UP_S, spark, top
 from kvserver.errors import ResourceError
-from kvserver.service.telling.counters import Counters
+from kvserver.service.telling.counters import Counters, RemoteCounts
 from kvserver.wire.status import DiskStatus, SessionStatus, Status
 from tests.rigs.status_document import a_remote, a_status
+
+COUNTED = RemoteCounts().plain
 
 TURN_S = 2.0
 
@@ -181,6 +183,33 @@ def test_a_remote_store_has_its_rates_and_its_state() -> None:
     assert "remote not usable" in lines(a_status(), with_remote(usable=False))[1]
     assert "fleet, not usable: its mover does not run" in screen(a_status(), with_remote(usable=False))
     assert "remote" not in screen(a_status(), second_turn())
+
+
+def with_two_remotes() -> Status:
+    near = a_remote(
+        name="near", counted=dict.fromkeys(COUNTED, 0) | {"probed": 24, "found": 16, "read_bytes": 4_000_000}
+    )
+    far = a_remote(
+        name="far", usable=False, counted=dict.fromkeys(COUNTED, 0) | {"writes": 6, "written_bytes": 3_000_000}
+    )
+    return second_turn(remote=near, other_remotes=[far])
+
+
+def test_each_of_several_remote_stores_has_its_rates_and_its_state() -> None:
+    shown = screen(a_status(), with_two_remotes())
+    assert "8 of 12 chunks/s found; read 0/s, 2 MB/s; written 0/s, 0 B/s; 17 wait" in shown
+    assert "0 of 0 chunks/s found; read 0/s, 0 B/s; written 3/s, 1.5 MB/s; 17 wait" in shown
+    assert shown.index("near, usable") < shown.index("far, not usable: its mover does not run")
+    (line,) = lines(a_status(), with_two_remotes())[1:]
+    assert "remote near 2 MB/s in, 0 B/s out  remote far not usable" in line
+
+
+def test_status_tells_of_each_of_several_remote_stores() -> None:
+    said = overview(with_two_remotes())
+    first = said.index("remote    near, valkey://10.0.0.7: usable")
+    second = said.index("remote    far, valkey://10.0.0.7: not usable: its mover does not run")
+    assert said[first + 1].strip().startswith("0 chunks read (3.81MiB), 0 written (0B) since the start")
+    assert said[second + 1].strip().startswith("0 chunks read (0B), 6 written (2.86MiB) since the start")
 
 
 def test_status_tells_of_a_remote_store_in_two_lines() -> None:

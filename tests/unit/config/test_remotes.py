@@ -25,7 +25,7 @@ def test_a_file_and_a_flag_name_the_same_store(tmp_path: Path) -> None:
     file = tmp_path / "kvserver.toml"
     file.write_text(FILE)
     from_file, _ = load(file, {})
-    assert from_file.remote == Remote(
+    assert from_file.remote_stores[0] == Remote(
         "fleet-7",
         "valkeys://10.0.0.7,[fe80::1]:6380",
         write="through",
@@ -36,7 +36,7 @@ def test_a_file_and_a_flag_name_the_same_store(tmp_path: Path) -> None:
         read_bytes_in_flight=3 << 20,
     )
     from_flag, _ = load(None, {"remotes": from_file.remotes})
-    assert from_flag.remote == from_file.remote
+    assert from_flag.remote_stores == from_file.remote_stores
 
 
 def test_addresses_have_the_usual_port_unless_they_name_one() -> None:
@@ -78,13 +78,29 @@ def test_a_plug_in_has_options_of_its_own_beside_ours(tmp_path: Path) -> None:
     assert (remote.write, remote.password_env, remote.endpoint) == ("through", "P", "")
     file = tmp_path / "kvserver.toml"
     file.write_text('[remotes.a]\nurl = "plugin://m:S?root=/x"\nwrite = "never"\ndepth = 7\n')
-    from_file = load(file, {})[0].remote
-    assert from_file is not None
+    (from_file,) = load(file, {})[0].remote_stores
     assert (from_file.own, from_file.write) == ((("root", "/x"), ("depth", "7")), "never")
 
 
+def test_a_file_and_a_flag_name_several_stores_in_their_order(tmp_path: Path) -> None:
+    file = tmp_path / "kvserver.toml"
+    file.write_text('[remotes.near]\nurl = "valkey://x?prefix=a"\n[remotes.far]\nurl = "valkey://x"\ncluster = true\n')
+    from_file, _ = load(file, {})
+    assert [(remote.name, remote.prefix, remote.cluster) for remote in from_file.remote_stores] == [
+        ("near", "a", "no"),
+        ("far", "", "yes"),
+    ]
+    from_flag, _ = load(None, {"remotes": from_file.remotes})
+    assert from_flag.remote_stores == from_file.remote_stores
+
+
+def test_one_place_has_several_tenants() -> None:
+    names = [remote.name for remote in parse("a=file:///x?tenant=t b=file:///x?tenant=u c=file:///x")]
+    assert names == ["a", "b", "c"]
+
+
 def test_without_stores_there_is_none() -> None:
-    assert Config().remote is None
+    assert Config().remote_stores == ()
 
 
 @pytest.mark.parametrize(
@@ -94,7 +110,17 @@ def test_without_stores_there_is_none() -> None:
         ("a=x:6379", "scheme 'x' is unknown"),
         ("=valkey://x", "expected a name of 1 to 32 characters"),
         ("A=valkey://x", "expected a name of 1 to 32 characters"),
-        ("a=valkey://x b=valkey://y", "several stores are not built: expected one"),
+        ("a=valkey://x a=file:///y", "remotes.a: is named twice"),
+        ("a=valkey://x b=redis://y,x c=valkey://x:6379", "remotes.c: is the same place as remotes.a"),
+        ("a=redis://y,x:7 b=valkey://x:7,y?write=through", "remotes.b: is the same place as remotes.a"),
+        ("a=file:///x b=file:///x/?threads=3", "remotes.b: is the same place as remotes.a"),
+        ("a=file:////x/y", "expected file:///PATH, an absolute path"),
+        ("a=file:///x/y b=file:///x//y", "remotes.b: is the same place as remotes.a"),
+        ("a=file:///x/y b=file:///x/./%79", "remotes.b: is the same place as remotes.a"),
+        ("a=file:///x/y b=file:///z/../x/y", "remotes.b: is the same place as remotes.a"),
+        ("a=s3://bucket/x?region=eu b=s3://bucket/x/", "remotes.b: is the same place as remotes.a"),
+        ("a=mooncake://m b=mooncake://m:50051?transport=rdma", "remotes.b: is the same place as remotes.a"),
+        (" ".join(f"a{n}=file:///x{n}" for n in range(5)), "a0, a1, a2, a3, a4: 5 stores: expected 4 at most"),
         ("a=valkey://x?write=evict", "is not built: expected reuse, through or never"),
         ("a=valkey://x?write=often", "write='often' must be reuse | through | never"),
         ("a=valkey://x?size=3", "unknown key 'size'; keys are url, write, "),

@@ -27,12 +27,15 @@ COLUMNS = 24
 
 
 def shown() -> dict[str, dict[str, set[str]]]:
-    """Sample name -> label -> values, as a scrape of a server with a disk and a remote store has them."""
-    rig = DiskRig(remote=parse("fleet=file:///mnt/kv")[0])
-    for wanted in get_args(RemoteWanted):
-        for fault in ("remote-full", *PASSING):
-            rig.service.counters.remote_failed(wanted, fault)
-    text = render(rig.service.status(rig.now_ns), rig.service.counters, 0.0).decode()
+    """Sample name -> label -> values, as scrapes of servers with a disk, and with one and two remote stores, have
+    them."""
+    text = ""
+    for stores in ("fleet=file:///mnt/kv", "near=file:///near far=file:///far"):
+        rig = DiskRig(remotes=parse(stores))
+        for wanted in get_args(RemoteWanted):
+            for fault in ("remote-full", *PASSING):
+                rig.core.remotes[0].failed(wanted, fault)
+        text += render(rig.service.status(rig.now_ns), rig.service.counters, 0.0).decode()
     ratios = "kvserver_infinite_cache_hit_ratio", "kvserver_held_ratio"
     found: dict[str, dict[str, set[str]]] = {name: {"window": set(WINDOWS_HOURS)} for name in ratios}
     for family in text_string_to_metric_families(text):

@@ -1,6 +1,7 @@
 """What a server remembers of announcements."""
 
 import random
+import tracemalloc
 
 from kvserver.remote.announcement import GONE, MARK_BYTES, STORED, UNKNOWN, WRITTEN, KnownChunks, mark_of, pack, unpack
 
@@ -57,6 +58,21 @@ def test_a_table_that_is_half_full_has_nearly_all_of_them() -> None:
         known.note(mark(number), WRITTEN)
     kept = sum(known.kind(mark(number)) == WRITTEN for number in range(1 << 11))
     assert kept > 0.93 * (1 << 11)
+
+
+def test_what_is_known_of_a_store_takes_16_mib_from_the_start_on() -> None:
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        known = KnownChunks()
+        taken = tracemalloc.get_traced_memory()[0] - before
+        for number in range(777):
+            known.note(mark(number), WRITTEN)
+        more = tracemalloc.get_traced_memory()[0] - before - taken
+    finally:
+        tracemalloc.stop()
+    assert 16 << 20 <= taken < 18 << 20
+    assert more < 1 << 16
 
 
 def test_marks_differ_by_namespace_epoch_and_key() -> None:

@@ -34,15 +34,14 @@ def configured(text: str, tmp_path: Path) -> Config:
 def test_the_variables_of_lmcache_are_named_by_the_first_example(tmp_path: Path) -> None:
     config = configured(examples("toml")[0], tmp_path)
     assert (config.arena_bytes, config.disk_directories, config.disk_bytes) == (64 << 30, ("/mnt/nvme0/kv",), 1 << 40)
-    assert config.remote is not None
-    assert config.remote.addresses == (("10.0.0.7", 6379),)
-    names = config.remote.username_env, config.remote.password_env
+    (remote,) = config.remote_stores
+    assert remote.addresses == (("10.0.0.7", 6379),)
+    names = remote.username_env, remote.password_env
     assert names == ("LMCACHE_RESP_USERNAME", "LMCACHE_RESP_PASSWORD")
 
 
 def test_the_example_for_s3_has_the_bucket_in_its_url(tmp_path: Path) -> None:
-    remote = configured(examples("toml")[1].replace("BUCKET", "kv-cache-7"), tmp_path).remote
-    assert remote is not None
+    remote = configured(examples("toml")[1].replace("BUCKET", "kv-cache-7"), tmp_path).remote_stores[0]
     assert (remote.bucket, remote.bucket_prefix, remote.threads) == ("kv-cache-7", "lmcache-successor", 16)
     assert (remote.endpoint, remote.region) == ("https://s3.internal:9000", "eu-central-1")
 
@@ -72,6 +71,5 @@ def test_every_setting_with_a_value_in_its_tables_is_taken(example: str, tmp_pat
     given = example.replace("HOST:PORT", "h:7").replace("…", "pkg:Class" if "plugin" in example else "h")
     given = given.replace("BUCKET/PREFIX", "bucket/prefix").replace("DIRECTORY", "mnt")
     url = "" if given.startswith("url") else f'url = "{"s3://bucket" if "endpoint" in given else "valkey://h"}"\n'
-    remote = configured(f"[remotes.a]\n{url}{given}\n", tmp_path).remote
-    assert remote is not None
+    remote = configured(f"[remotes.a]\n{url}{given}\n", tmp_path).remote_stores[0]
     assert parse(f"a={remote.url}")[0].scheme == remote.scheme

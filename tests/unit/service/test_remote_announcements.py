@@ -251,7 +251,7 @@ def test_a_probe_that_ends_after_its_namespace_is_gone_does_nothing() -> None:
     second.register(namespace=other)
     rig.pass_time(100)
     rig.client.lookup(KEYS)
-    rig.core.remote.remote = rig.core.remote.remote._replace(read_bytes_in_flight=1)
+    rig.core.remotes[0].remote = rig.core.remotes[0].remote._replace(read_bytes_in_flight=1)
     rig.has(KEYS, *range(CHUNKS))
     assert second.lookup(chain(9, CHUNKS), namespace=other).coming == CHUNKS
     probe = rig.sought()[-1]

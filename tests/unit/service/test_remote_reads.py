@@ -149,9 +149,8 @@ def assert_nobody_waits(rig: RemoteRig, keys: bytes) -> None:
 def test_a_prefix_that_is_computed_faster_than_read_is_computed() -> None:
     rig, keys = RemoteRig(), chain(1, 5)
     rig.core.bounds = dataclasses.replace(rig.core.bounds, recompute_tokens_per_s=10**9)
-    assert rig.core.remote is not None
-    rig.core.remote.reads.began(0)
-    rig.core.remote.reads.ended(2 << 20, 10**9)
+    rig.core.remotes[0].reads.began(0)
+    rig.core.remotes[0].reads.ended(2 << 20, 10**9)
     assert rig.client.lookup(keys).coming == 5
     rig.has(keys, 0, 1, 2, 3, 4)
     assert not rig.asked(FetchRemote)
@@ -160,13 +159,12 @@ def test_a_prefix_that_is_computed_faster_than_read_is_computed() -> None:
 
 def measured(rig: RemoteRig, *, read_ms: int, load_ms: int = 0, age_ns: int = 0) -> None:
     """The times that five chunks take from the store, and from DRAM to the engine. Computing them takes 100 ms."""
-    assert rig.core.remote is not None
     space = rig.core.chunks.spaces[NAMESPACE]
     count = 5 * space.parts[0].payload_bytes
     times = (2 << 20) // count + 1  # too few bytes are not measured
     ended_ns = rig.now_ns - age_ns
-    rig.core.remote.reads.began(ended_ns - times * read_ms * MILLISECOND_NS)
-    rig.core.remote.reads.ended(times * count, ended_ns)
+    rig.core.remotes[0].reads.began(ended_ns - times * read_ms * MILLISECOND_NS)
+    rig.core.remotes[0].reads.ended(times * count, ended_ns)
     loaded = 5 * space.rank_bytes(space.needed)
     rig.core.loads.ended(times * loaded, times * load_ms * MILLISECOND_NS)
     rig.core.bounds = dataclasses.replace(rig.core.bounds, recompute_tokens_per_s=50 * space.geometry.chunk_tokens)
@@ -249,10 +247,9 @@ def test_explain_says_how_far_the_store_is_with_a_missed_chunk() -> None:
 
 def test_explain_says_what_keeps_a_namespace_from_the_store() -> None:
     rig, keys = RemoteRig(), chain(1, 1)
-    assert rig.core.remote is not None
-    rig.core.remote.owe_clear(NAMESPACE, None, rig.core.fresh_epoch)
+    rig.core.remotes[0].owe_clear(NAMESPACE, None, rig.core.fresh_epoch)
     assert explained(rig, keys)[0] == "clear-owed"
-    rig.core.remote.epochs[NAMESPACE].taken()
+    rig.core.remotes[0].epochs[NAMESPACE].taken()
     rig.wait_ms(6_000)
     assert explained(rig, keys)[0] == "unknown"
     rig.report(rig.mover, RemoteIs("it is not mounted", []))

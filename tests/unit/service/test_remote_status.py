@@ -42,15 +42,15 @@ FINE = RemoteStatus(
     ],
 )
 def test_a_warning_says_what_is_wrong_with_the_store(changes: dict[str, object], said: str) -> None:
-    assert list(problems.of_remote(replace(FINE, **changes))) == [said]
+    assert list(problems.of_remotes([replace(FINE, **changes)])) == [said]
 
 
 def test_a_store_that_works_is_no_warning_and_neither_is_none() -> None:
-    assert list(problems.of_remote(FINE)) == list(problems.of_remote(None)) == []
+    assert list(problems.of_remotes([FINE])) == list(problems.of_remotes([])) == []
 
 
 def test_status_follows_the_mover_of_the_store() -> None:
-    rig = Rig(remote=parse("fleet=file:///mnt/kv")[0])
+    rig = Rig(remotes=parse("fleet=file:///mnt/kv"))
 
     def status() -> RemoteStatus:
         document: Status = rig.service.status(rig.now_ns)

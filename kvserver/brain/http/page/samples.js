@@ -14,10 +14,17 @@ function keep(status, ms) {
     counts[`disk.${disk.device}.read`] = disk.read_bytes;
     counts[`disk.${disk.device}.written`] = disk.written_bytes;
   }
+  for (const remote of status.other_remotes.length ? remotesOf(status) : []) {
+    for (const [name, value] of Object.entries(remote.counted)) counts[`remote.${remote.name}.${name}`] = value;
+  }
   samples.push({ ms, incarnation: status.incarnation, uptime_s: status.uptime_s, counts });
   if (samples[0].ms < ms - KEPT_MS) samples.shift();
   const fine = samples.findIndex((sample) => sample.ms > ms - FINE_MS);
   if (fine > 1 && samples[fine - 1].ms - samples[fine - 2].ms < COARSE_MS) samples.splice(fine - 1, 1);
+}
+
+function remotesOf(status) {
+  return status.remote ? [status.remote, ...status.other_remotes] : [];
 }
 
 function flat(before, table) {

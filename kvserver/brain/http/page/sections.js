@@ -31,7 +31,7 @@ section("tables", "troubles", "What should not happen", ["what", "lately#", "sin
 section("tables", "movers", "Movers", ["mover#", "device", "state", "process#", "caches#", "jobs#", "moves bytes by", "says of itself"]);
 section("tables", "disks", "Disks", ["disk#", "state", "reads now#", "writes now#", "reads at best#", "writes at best#", "queued#",
   "read in all#", "written in all#", "may write now#", "faults#"]);
-section("tables", "remote", "Remote store", ["store", "address", "state", "asked for#", "had#", "reads now#", "writes now#",
+section("tables", "remote", "Remote stores", ["store", "address", "state", "asked for#", "had#", "reads now#", "writes now#",
   "read in all#", "written in all#", "looked for#", "wait to be written#", "clears not confirmed#"]);
 section("tables", "sessions", "Sessions", ["engine", "rank#", "session#", "state", "caches#", "jobs#", "software"]);
 section("tables", "caches", "Caches", ["cache", "of", "namespace", "mover#", "moved", "state", "jobs#"]);
@@ -170,7 +170,7 @@ function showCounts(span, start) {
   const troubles = names.filter((name) => name.startsWith("trouble."));
   rows("troubles", troubles.map((name) => [name.slice("trouble.".length), ...both(name)]));
   showSection("troubles", "", troubles.length > 0);
-  const counted = names.filter((name) => !/^(trouble|disk)\./.test(name) && start.grown(name));
+  const counted = names.filter((name) => !/^(trouble|disk|remote)\./.test(name) && start.grown(name));
   rows("counted", counted.map((name) => [name, ...both(name)]));
 }
 
@@ -196,21 +196,24 @@ function showDisks(status, now) {
 }
 
 function showRemote(status, now, start) {
-  const remote = status.remote;
-  showSection("remote", "", Boolean(remote));
-  if (!remote) return rows("remote", []);
-  const alone = remote.nodes_left_alone.length && `left alone: ${remote.nodes_left_alone.join(", ")}`;
-  const unknown = remote.namespaces - remote.namespaces_known;
-  const said = remote.usable
-    ? ["usable", alone, unknown && `${plural(unknown, "namespace")} not known`].filter(Boolean).join(", ")
-    : `not usable: ${remote.problem || "its mover does not run"}`;
-  const owed = remote.clears_owed;
-  rows("remote", [[
-    remote.name, remote.url, [said, remote.usable && !alone ? "wrap" : "alarm"], perS(now.perS("remote_probed")),
-    perS(now.perS("remote_found")), bytesPerS(now.perS("remote_read_bytes")), bytesPerS(now.perS("remote_written_bytes")),
-    bytes(start.grown("remote_read_bytes")), bytes(start.grown("remote_written_bytes")), count(remote.looked_for),
-    count(remote.queued_chunks), [count(owed), owed ? "n alarm" : ""],
-  ]]);
+  const remotes = remotesOf(status);
+  showSection("remote", "", remotes.length > 0);
+  rows("remote", remotes.map((remote) => {
+    const counted = (name) => (remotes.length > 1 ? `remote.${remote.name}.${name}` : `remote_${name}`);
+    const alone = remote.nodes_left_alone.length && `left alone: ${remote.nodes_left_alone.join(", ")}`;
+    const unknown = remote.namespaces - remote.namespaces_known;
+    const said = remote.usable
+      ? ["usable", alone, unknown && `${plural(unknown, "namespace")} not known`].filter(Boolean).join(", ")
+      : `not usable: ${remote.problem || "its mover does not run"}`;
+    const owed = remote.clears_owed;
+    return [
+      remote.name, remote.url, [said, remote.usable && !alone ? "wrap" : "alarm"], perS(now.perS(counted("probed"))),
+      perS(now.perS(counted("found"))), bytesPerS(now.perS(counted("read_bytes"))),
+      bytesPerS(now.perS(counted("written_bytes"))), bytes(start.grown(counted("read_bytes"))),
+      bytes(start.grown(counted("written_bytes"))), count(remote.looked_for), count(remote.queued_chunks),
+      [count(owed), owed ? "n alarm" : ""],
+    ];
+  }));
 }
 
 /** Lists are cut by the server. */
