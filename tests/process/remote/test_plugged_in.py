@@ -64,7 +64,7 @@ def test_a_server_whose_plug_in_cannot_be_used_says_so_and_serves_without_it(exa
         engine.store(story)
         assert engine.retrieve(story) == CHUNKS
         until("the reason to be told", lambda: "planted" in server.log() or "no attribute" in server.log())
-        assert not server.status().remote.usable
+        until("the brain to hear of it", lambda: not server.status().remote.usable)
 
 
 def test_other_bytes_of_a_plug_in_reach_no_engine(examples: None, tmp_path: Path) -> None:
