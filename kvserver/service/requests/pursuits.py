@@ -81,8 +81,7 @@ def _begin(
     if not open_to or (instead_of is None and space.find(key) is not None):
         return None
     tier, is_try = _choose(core, open_to, space, key, chunks=min(chunks, PROBED_MAX), now_ns=now_ns)
-    tenant = _tenant(core, session, space)
-    if tier is None or tenant is None:
+    if tier is None or (tenant := _tenant(core, session, space)) is None:
         return None
     if instead_of is not None:
         _leave(core, instead_of, key, now_ns)
@@ -136,12 +135,10 @@ def _choose(
             open_to,
             key=lambda tier: (_doubts(tier, space, key, now_ns), tier.seconds_for(count, now_ns)),
         )
-    unannounced = []
     for tier in open_to:
         if not tier.is_unannounced(space, key, now_ns):
             return tier, False
-        unannounced.append(tier)
-    for tier in unannounced:
+    for tier in open_to:
         if tier.epochs[space.digest].announcements.try_it(now_ns):
             return tier, True
         tier.counts.add("remote_unannounced", 1)
