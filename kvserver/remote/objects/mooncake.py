@@ -253,12 +253,19 @@ class MooncakeObjects:
             self._check_time(due_s)
             place = [[[0]]], [[[offset + at]]], [[[size]]]
             (((code,),),) = self._ask(partial(self._client.get_into_ranges, [memory.address], [[name]], *place))
-            if code in ABSENT or code == REFUSED:  # its end comes before
+            if code in ABSENT or (code == REFUSED and self._is_shorter(name, offset + at + size)):
                 return False
             if code != size:
-                raise self._error(code)
+                raise self._error(code, of_transfer=True)
             memory.give(target, at, size)
         return True
+
+    def _is_shorter(self, name: str, end: int) -> bool:
+        """Tells whether an object ends before. If it does not, a code that says so means a data node out of reach."""
+        (size,) = self.sizes([name])
+        if isinstance(size, StoreError):
+            raise size
+        return size is None or size < end
 
     def _put(self, name: str, offset: int, source: bytes | memoryview, due_s: float) -> None:
         for memory, at, size in self._memory(source):
@@ -267,7 +274,7 @@ class MooncakeObjects:
             place = [[memory.address]], [[size]], [[offset + at]]
             (code,) = self._ask(partial(self._client.batch_put_from_multi_buffer_ranges, [name], *place))
             if code != size:
-                raise self._error(code)
+                raise self._error(code, of_transfer=True)
 
     def _memory(self, view: bytes | memoryview) -> Iterator[tuple["_Memory", int, int]]:
         """Memory that the client knows, and which bytes of the view go through it: all at once, or bit by bit."""
@@ -324,9 +331,11 @@ class MooncakeObjects:
         if time.monotonic() > due_s:
             raise StoreError("remote-slow", "it takes too long", node=self._node)
 
-    def _error(self, code: int) -> StoreError:
+    def _error(self, code: int, *, of_transfer: bool = False) -> StoreError:
         self._is_unreachable |= code == UNREACHABLE
         problem, text = CODES.get(code, ("remote-down", "an error of its client"))
+        if of_transfer and code == REFUSED:
+            problem, text = "remote-slow", "a data node cannot be reached"
         return StoreError(problem, f"{text} (code {code})", node=self._node)
 
 

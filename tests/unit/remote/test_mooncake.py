@@ -225,6 +225,35 @@ def test_a_data_node_that_hangs_is_told_soon_however_many_are_asked_for(own_moon
     store.close()
 
 
+def test_a_data_node_that_was_never_reached_and_is_dead_is_slow_and_hides_nothing(own_mooncake: MooncakeServer) -> None:
+    store, name = open_mooncake(own_mooncake), name_of(4)
+    head, value = head_of(name), b"note"
+    assert store.make_note(NAMESPACE, value)
+    assert store.write(name, head, payloads_of(head))
+    looks = open_mooncake(own_mooncake, only_looks=True)
+    writes = mooncake_objects(own_mooncake)
+    own_mooncake.node.kill()
+    assert [problem_code(one) for one in looks.heads([name, name_of(5)], 3)] == ["remote-slow", ""]
+    (note,) = [found for found in own_mooncake.names() if found.startswith(NOTES)]
+    for call in (
+        lambda: looks.notes([NAMESPACE]),
+        lambda: looks.read(name, head, targets_of(head)),
+        lambda: writes.read(note, [(0, memoryview(bytearray(len(value))))], within_s=9),
+        lambda: writes.create("x/new", [b"new"], within_s=9),
+    ):
+        with pytest.raises(StoreError) as slow:
+            call()
+        assert slow.value.code == "remote-slow"
+    assert not writes.read("x/none", [(0, memoryview(bytearray(3)))], within_s=9)
+    assert not writes.read(note, [(0, memoryview(bytearray(len(value) + 1)))], within_s=9), "it is too short"
+    for one in (store, looks, writes):
+        one.close()
+
+
+def problem_code(found: object) -> str:
+    return found.code if isinstance(found, StoreError) else ""
+
+
 def soon(call: object) -> list[str]:
     """The codes of the errors that a call ends with, before the client's usual deadline."""
     assert callable(call)
