@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 
@@ -223,6 +224,105 @@ def test_a_data_node_that_hangs_is_told_soon_however_many_are_asked_for(own_moon
     store.read(names[0], head, targets)
     assert targets == payloads_of(head)
     store.close()
+
+
+def test_after_the_end_no_call_reaches_the_client_not_even_one_under_way(mooncake: MooncakeServer) -> None:
+    objects = mooncake_objects(mooncake)
+    assert objects.create("x/a", [b"abc"], within_s=9)
+    client = objects._client
+    told = client.batch_get_replica_desc(["x/a"])
+    ended = []
+
+    class Watched:
+        """The client, which is closed while a call is under way."""
+
+        def batch_is_exist(self, names: list[str]) -> list[int]:
+            objects.close()
+            assert not ended, "the call has not come back"
+            return [1] * len(names)
+
+        def batch_get_replica_desc(self, names: list[str]) -> object:
+            return told
+
+        def close(self) -> None:
+            ended.append(True)
+            client.close()
+
+    objects._client = Watched()
+    with pytest.raises(StoreError, match="closed"):
+        objects.sizes(["x/a"])
+    assert ended == [True]
+    for call in (
+        lambda: objects.sizes(["x/a"]),
+        lambda: objects.starts(["x/a", "x/b"], 9, within_s=9),
+        lambda: objects.read("x/a", [(0, memoryview(bytearray(3)))], within_s=9),
+        lambda: objects.create("x/b", [b"abc"], within_s=9),
+        lambda: objects.replace("x/b", b"abc", within_s=9),
+        lambda: objects.touch("x/a", within_s=9),
+        lambda: objects.remove(["x/a"], within_s=9),
+    ):
+        with pytest.raises(StoreError, match="closed") as closed:
+            call()
+        assert closed.value.code == "remote-down"
+    objects.close()
+    assert ended == [True]
+
+
+@pytest.mark.parametrize("wrong", [None, [], [0, 0], 7, ["x"], {}, RuntimeError("planted")], ids=repr)
+def test_what_the_client_raises_or_answers_in_another_shape_is_an_error_of_the_store(
+    mooncake: MooncakeServer, wrong: object
+) -> None:
+    objects = mooncake_objects(mooncake)
+    assert objects.create("x/a", [b"abc"], within_s=9)
+    client, came = objects._client, memoryview(bytearray(3))
+
+    class Odd:
+        """The client, of which one call answers otherwise."""
+
+        def __init__(self, call: str) -> None:
+            self._call = call
+
+        def __getattr__(self, call: str) -> object:
+            return self._answer if call == self._call else getattr(client, call)
+
+        def _answer(self, *_: object, **__: object) -> object:
+            if isinstance(wrong, Exception):
+                raise wrong
+            return wrong
+
+    calls = {
+        "batch_is_exist": lambda: objects.sizes(["x/a"]),
+        "batch_put_session_start": lambda: objects.create("x/b", [b"abc"], within_s=9),
+        "batch_put_from_multi_buffer_ranges": lambda: objects.create("x/c", [b"abc"], within_s=9),
+        "batch_put_session_end": lambda: objects.create("x/d", [b"abc"], within_s=9),
+        "batch_remove": lambda: objects.remove(["x/a"], within_s=9),
+        "get_into_ranges": lambda: objects.read("x/a", [(0, came)], within_s=9),
+    }
+    for call, asks in calls.items():
+        objects._client = Odd(call)
+        with pytest.raises(StoreError, match="its client failed") as failed:
+            asks()
+        assert failed.value.code == "remote-down"
+    objects._client = client
+    assert objects.read("x/a", [(0, came)], within_s=9)
+    assert came == b"abc"
+    objects.close()
+
+
+def test_a_client_without_a_package_has_an_unknown_version(
+    mooncake: MooncakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = mooncake_objects(mooncake)
+
+    def no_version(package: str) -> str:
+        raise PackageNotFoundError(package)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("kvserver.remote.objects.mooncake.version", no_version)
+        patch.setattr("kvserver.remote.objects.mooncake.packages_distributions", dict)
+        assert objects.facts().version == "client of an unknown version, over tcp"
+    assert objects.facts().version.startswith("client 0.")
+    objects.close()
 
 
 def test_a_data_node_that_was_never_reached_and_is_dead_is_slow_and_hides_nothing(own_mooncake: MooncakeServer) -> None:
