@@ -155,18 +155,27 @@ class MooncakeObjects:
             return problem.with_traceback(None)
 
     def sizes(self, names: Sequence[str]) -> list[int | StoreError | None]:
-        """The sizes of objects. None: not there. In two calls, however many they are."""
+        """The sizes of objects. None: not there. In two calls, however many they are, or four."""
+        codes, copies = self._seen(names)
+        if not copies and 1 in codes.values():  # the second call failed, or none is there any more
+            again, copies = self._seen([name for name, code in codes.items() if code == 1])
+            codes |= again
+        return [self._size(codes[name], copies.get(name), vanishes=bool(copies)) for name in names]
+
+    def _seen(self, names: Sequence[str]) -> tuple[dict[str, int], dict[str, Any]]:
+        """Codes that say whether objects are there (1), and where those lie that are."""
         if not names:
-            return []
+            return {}, {}
         codes = self._ask(lambda: _codes(self._client.batch_is_exist(list(names)), len(names)))
         there = [name for name, code in zip(names, codes, strict=True) if code == 1]
-        told = self._ask(lambda: dict(self._client.batch_get_replica_desc(there))) if there else {}
-        return [self._size(code, told.get(name)) for name, code in zip(names, codes, strict=True)]
+        copies = self._ask(lambda: dict(self._client.batch_get_replica_desc(there))) if there else {}
+        return dict(zip(names, codes, strict=True)), copies
 
-    def _size(self, code: int, copies: Any) -> int | StoreError | None:
+    def _size(self, code: int, copies: Any, *, vanishes: bool) -> int | StoreError | None:
+        """vanishes: the store told of others where they lie, so one of which it did not has gone meanwhile."""
         if code < 0 and code not in ABSENT:
             return self._error(code)
-        if code != 1:
+        if code != 1 or (copies is None and vanishes):
             return None
         if not copies:
             return StoreError("remote-slow", "it does not tell where an object lies", node=self._node)

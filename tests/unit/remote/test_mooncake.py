@@ -268,6 +268,55 @@ def test_after_the_end_no_call_reaches_the_client_not_even_one_under_way(mooncak
     assert ended == [True]
 
 
+@pytest.mark.parametrize("stays", [True, False])
+def test_an_object_that_vanishes_between_two_calls_is_a_miss(mooncake: MooncakeServer, stays: bool) -> None:
+    objects, other = mooncake_objects(mooncake), mooncake_objects(mooncake)
+    names = ["x/gone", "x/stays"] if stays else ["x/gone"]
+    for name in names:
+        assert other.create(name, [b"abc"], within_s=9)
+    client, asked = objects._client, []
+
+    class Late:
+        """The client, with another one that removes an object after it was seen."""
+
+        def batch_is_exist(self, names: list[str]) -> object:
+            codes = client.batch_is_exist(names)
+            other.remove(["x/gone"], within_s=9)
+            asked.append(names)
+            return codes
+
+        def __getattr__(self, call: str) -> object:
+            return getattr(client, call)
+
+    objects._client = Late()
+    assert objects.sizes([*names, "x/none"]) == [None, *[3] * stays, None]
+    assert len(asked) == (1 if stays else 2)
+    objects.close()
+    other.close()
+
+
+def test_a_store_that_does_not_tell_where_an_object_lies_does_not_make_it_a_miss(mooncake: MooncakeServer) -> None:
+    objects = mooncake_objects(mooncake)
+    assert objects.create("x/a", [b"abc"], within_s=9)
+    client = objects._client
+
+    class Silent:
+        """The client, whose call for places fails: it returns nothing then."""
+
+        def batch_get_replica_desc(self, names: list[str]) -> dict[str, object]:
+            return {}
+
+        def __getattr__(self, call: str) -> object:
+            return getattr(client, call)
+
+    objects._client = Silent()
+    missing, unknown = objects.sizes(["x/none", "x/a"])
+    assert missing is None
+    assert isinstance(unknown, StoreError)
+    assert unknown.code == "remote-slow"
+    objects.close()
+
+
 @pytest.mark.parametrize("wrong", [None, [], [0, 0], 7, ["x"], {}, RuntimeError("planted")], ids=repr)
 def test_what_the_client_raises_or_answers_in_another_shape_is_an_error_of_the_store(
     mooncake: MooncakeServer, wrong: object
