@@ -2,6 +2,7 @@
 
 The client knows deadlines for the whole process alone, and a transfer to a data node that does not answer waits for
 each piece of memory anew. So each piece is a call of its own here, and the first that fails ends the read or write.
+The first contact with a data node that hangs has no deadline of ours: it takes 60 s.
 
 It is a Driver (kvserver/remote/objects/driver.py) but for two things. It lists no names: the client cannot. And a
 reader of an object that is replaced meanwhile may see two writes mixed: heads, payloads and notes have checks.
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
-from importlib.metadata import packages_distributions, version
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from kvserver.remote.objects.driver import Named, Start
@@ -31,7 +32,6 @@ SETTINGS = {
     "MC_RPC_CONNECT_TIMEOUT_MS": "500",
     "MC_TCP_PROGRESS_TIMEOUT_SEC": "1",
     "MC_TCP_STATUS_TIMEOUT_SEC": "5",
-    "MC_TRANSFER_TIMEOUT": "5",
     "MC_STORE_CLIENT_SETUP_RETRIES": "1",
     "MC_LOG_LEVEL": "ERROR",
 }
@@ -71,6 +71,11 @@ CODES: dict[int, tuple[Problem, str]] = {
 """Codes of the client, and what they mean. Others are "remote-down"."""
 Transport = Literal["tcp", "rdma"]
 T = TypeVar("T")
+OPEN_MEMORY = (
+    "whoever reaches the two ports of the remote mover can read and write the whole arena of this server without a "
+    "password: let only machines with data nodes reach them (docs/mooncake.md)"
+)
+UNTRIED_RDMA = "RDMA is experimental: nobody has run it with kvserver"
 PACKAGE = "mooncake-transfer-engine-non-cuda"
 """The build that we ask for. Others are looked for, which takes a second."""
 
@@ -96,10 +101,12 @@ class MooncakeObjects:
         self._reach()
         for name, value in SETTINGS.items():
             os.environ.setdefault(name, value)
-        try:
-            library: Any = importlib.import_module("mooncake.store")
-        except Exception as problem:  # also of libraries of the system that it loads
-            raise StoreError("remote-refused", f"its client cannot be loaded: {problem}", node=self._node) from None
+        with self._guarded():
+            try:
+                library: Any = importlib.import_module("mooncake.store")
+            except (ImportError, OSError) as problem:  # OSError: of libraries of the system
+                text = f"its client cannot be loaded: {problem}"
+                raise StoreError("remote-refused", text, node=self._node) from None
         segment_bytes = 0
         self._calls_under_way = 0
         self._is_closed = False
@@ -120,9 +127,10 @@ class MooncakeObjects:
         self._crew = ThreadPoolExecutor(STARTS_AT_A_TIME, thread_name_prefix="starts")
 
     def facts(self) -> Facts:
-        told = f"client {_version_of_client()}, over {self._place.transport}"
-        warning = "RDMA is experimental: nobody has run it with kvserver"
-        return Facts("mooncake", told, evicts=True, warnings=(warning,) if self._place.transport == "rdma" else ())
+        with self._guarded():
+            told = f"client {_version_of_client()}, over {self._place.transport}"
+        warnings = (OPEN_MEMORY, UNTRIED_RDMA) if self._place.transport == "rdma" else (OPEN_MEMORY,)
+        return Facts("mooncake", told, evicts=True, warnings=warnings)
 
     def starts(self, names: Sequence[str], most_bytes: int, *, within_s: float) -> list[Start | StoreError | None]:
         due_s = time.monotonic() + within_s
@@ -422,14 +430,11 @@ def _codes(answer: Any, count: int) -> list[int]:
 
 def _version_of_client() -> str:
     """The version, if the client came as a package. One that was built from its source may have none."""
-    try:
+    with suppress(PackageNotFoundError, LookupError):
         return version(PACKAGE)
-    except Exception:  # whatever is wrong with its metadata
-        pass
-    try:
+    with suppress(PackageNotFoundError, LookupError):
         return version(packages_distributions()["mooncake"][0])
-    except Exception:
-        return "of an unknown version"
+    return "of an unknown version"
 
 
 class _Memory:

@@ -1,12 +1,17 @@
 """A real Mooncake Store: what its objects can do, what they cannot, and its bad days."""
 
+import ctypes
 import mmap
 import random
+import socket
+import struct
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +31,10 @@ from tests.rigs.remote_chunks import NAMESPACE, head_of, name_of, payloads_of, t
 
 SOON_S = 25.0
 """A call to a store that hangs ends by the client's own deadlines. Without them it takes 30 s or more."""
+LISTENS = "0A"
+"""State of a socket in /proc/net."""
+READS, WRITES = 0, 1
+"""The client's own protocol of data."""
 OTHERWISE = {
     "beginnings_come_in_the_order_of_their_names": "it takes no empty object",
     "no_reader_sees_two_writes_mixed": "a reader may see parts of two writes when one is replaced",
@@ -231,7 +240,7 @@ def test_after_the_end_no_call_reaches_the_client_not_even_one_under_way(mooncak
     assert objects.create("x/a", [b"abc"], within_s=9)
     client = objects._client
     told = client.batch_get_replica_desc(["x/a"])
-    ended = []
+    ended: list[bool] = []
 
     class Watched:
         """The client, which is closed while a call is under way."""
@@ -354,7 +363,27 @@ def test_what_the_client_raises_or_answers_in_another_shape_is_an_error_of_the_s
         assert failed.value.code == "remote-down"
     objects._client = client
     assert objects.read("x/a", [(0, came)], within_s=9)
-    assert came == b"abc"
+    assert bytes(came) == b"abc"
+    objects.close()
+
+
+def test_a_stranger_reads_and_writes_the_arena_as_the_operator_is_told(mooncake: MooncakeServer) -> None:
+    before = data_ports(set())
+    arena = memoryview(mmap.mmap(-1, 1 << 20))
+    objects = mooncake_objects(mooncake, arena)
+    (warning,) = objects.facts().warnings
+    assert "can read and write the whole arena of this server without a password" in warning
+    # It is so, without a handshake or a password.
+    place = ctypes.addressof(ctypes.c_char.from_buffer(arena)) + 100
+    arena[100:106] = b"SECRET"
+    ports = data_ports(before)
+    assert len(ports) == 2
+    assert b"SECRET" in [asks(port, struct.pack("<QQB7x", 6, place, READS), 6) for port in ports]
+    for port in ports:
+        asks(port, struct.pack("<QQB7x", 6, place, WRITES) + b"STRANG", 1)
+    until_s = time.monotonic() + 20
+    while bytes(arena[100:106]) != b"STRANG":
+        assert time.monotonic() < until_s
     objects.close()
 
 
@@ -397,6 +426,31 @@ def test_a_data_node_that_was_never_reached_and_is_dead_is_slow_and_hides_nothin
     assert not writes.read(note, [(0, memoryview(bytearray(len(value) + 1)))], within_s=9), "it is too short"
     for one in (store, looks, writes):
         one.close()
+
+
+def data_ports(but: set[int]) -> set[int]:
+    """The ports on which this process listens on all addresses, but for those."""
+    own = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            own.add(str(descriptor.readlink()))
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/self/net", table).read_text().splitlines()[1:]:
+            fields = line.split()
+            host, _, port = fields[1].rpartition(":")
+            if fields[3] == LISTENS and not host.strip("0") and f"socket:[{fields[9]}]" in own:
+                found.add(int(port, 16))
+    return found - but
+
+
+def asks(port: int, request: bytes, size: int) -> bytes:
+    """What a port answers to somebody who knows nothing but an address of memory."""
+    with socket.create_connection(("127.0.0.1", port), timeout=2) as stranger:
+        stranger.sendall(request)
+        with suppress(OSError):
+            return stranger.recv(size)
+    return b""
 
 
 def problem_code(found: object) -> str:
