@@ -163,7 +163,10 @@ class RemoteMover:
             self._store = store
             self._engine = RemoteEngine(store, self._arena, connections=self._remote.threads)
             with suppress(StoreError):
-                return store.facts()
+                facts = store.facts()
+                for warning in facts.warnings:
+                    logs.event(logging.WARNING, "remote warning", ("remote", self._remote.name), ("why", warning))
+                return facts
             return None
         self._open_again_s = time.monotonic() + OPEN_AGAIN_S
         return None

@@ -86,7 +86,9 @@ class GuessedLog:
         if after is not None and epoch == read_epoch and now_s < read_s + self._every_s:
             return Announced(b"", place, True)
         offsets, pieces, left = dict(place.offsets), list[bytes](), READ_BYTES_MAX
-        for name, size in self._there(epoch, range(place.first_turn, turn + TURNS_AROUND + 1)):
+        # Whatever the clock did meanwhile: a day at most, and always the turns under way.
+        first = max(min(place.first_turn, turn - TURNS_AROUND), turn - TURNS_READ)
+        for name, size in self._there(epoch, range(first, turn + TURNS_AROUND + 1)):
             offset = offsets.get(name, 0)
             end = min(size // MARK_BYTES * MARK_BYTES, offset + left)
             if end <= offset:
@@ -98,9 +100,9 @@ class GuessedLog:
             offsets[name] = end
             left -= len(piece)
             if left <= 0 or time.monotonic() > now_s + READ_S_MAX:
-                return Announced(b"".join(pieces), _Place(place.first_turn, offsets), False)
+                return Announced(b"".join(pieces), _Place(first, offsets), False)
         self._read = epoch, now_s
-        first = max(place.first_turn, turn - TURNS_AROUND)
+        first = turn - TURNS_AROUND
         kept = {name: offset for name, offset in offsets.items() if self._turn_of(name) >= first}
         return Announced(b"".join(pieces), _Place(first, kept), True)
 

@@ -2,6 +2,7 @@
 
 The client knows deadlines for the whole process alone, and a transfer to a data node that does not answer waits for
 each piece of memory anew. So each piece is a call of its own here, and the first that fails ends the read or write.
+The first contact with a data node that hangs has no deadline of ours: it takes 60 s.
 
 It is a Driver (kvserver/remote/objects/driver.py) but for two things. It lists no names: the client cannot. And a
 reader of an object that is replaced meanwhile may see two writes mixed: heads, payloads and notes have checks.
@@ -16,10 +17,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
-from importlib.metadata import packages_distributions, version
-from typing import Any, Literal, NamedTuple
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from kvserver.remote.objects.driver import Named, Start
 from kvserver.remote.objects.guessed_log import GuessedLog
@@ -31,7 +32,6 @@ SETTINGS = {
     "MC_RPC_CONNECT_TIMEOUT_MS": "500",
     "MC_TCP_PROGRESS_TIMEOUT_SEC": "1",
     "MC_TCP_STATUS_TIMEOUT_SEC": "5",
-    "MC_TRANSFER_TIMEOUT": "5",
     "MC_STORE_CLIENT_SETUP_RETRIES": "1",
     "MC_LOG_LEVEL": "ERROR",
 }
@@ -70,6 +70,14 @@ CODES: dict[int, tuple[Problem, str]] = {
 }
 """Codes of the client, and what they mean. Others are "remote-down"."""
 Transport = Literal["tcp", "rdma"]
+T = TypeVar("T")
+OPEN_MEMORY = (
+    "whoever reaches the two ports of the remote mover can read and write the whole arena of this server without a "
+    "password: let only machines with data nodes reach them (docs/mooncake.md)"
+)
+UNTRIED_RDMA = "RDMA is experimental: nobody has run it with kvserver"
+PACKAGE = "mooncake-transfer-engine-non-cuda"
+"""The build that we ask for. Others are looked for, which takes a second."""
 
 
 class Place(NamedTuple):
@@ -93,31 +101,36 @@ class MooncakeObjects:
         self._reach()
         for name, value in SETTINGS.items():
             os.environ.setdefault(name, value)
-        try:
-            library: Any = importlib.import_module("mooncake.store")
-        except ImportError as problem:
-            raise StoreError("remote-refused", f"its client cannot be loaded: {problem}", node=self._node) from None
-        self._client = library.MooncakeDistributedStore()
+        with self._guarded():
+            try:
+                library: Any = importlib.import_module("mooncake.store")
+            except (ImportError, OSError) as problem:  # OSError: of libraries of the system
+                text = f"its client cannot be loaded: {problem}"
+                raise StoreError("remote-refused", text, node=self._node) from None
         segment_bytes = 0
-        code = self._client.setup(
-            self._own_host(), "P2PHANDSHAKE", segment_bytes, LOCAL_BYTES, place.transport, "", self._address
-        )
+        self._calls_under_way = 0
+        self._is_closed = False
+        with self._guarded():
+            self._client = library.MooncakeDistributedStore()
+            code = self._client.setup(
+                self._own_host(), "P2PHANDSHAKE", segment_bytes, LOCAL_BYTES, place.transport, "", self._address
+            )
+            self._pinned = library.ReplicateConfig()
+            self._pinned.with_hard_pin = True
+            self._pinned.replica_num = NOTE_COPIES
+            self._usual = library.ReplicateConfig()
         if code:
             raise StoreError("remote-down", f"the master takes no client (code {code})", node=self._node)
-        self._pinned = library.ReplicateConfig()
-        self._pinned.with_hard_pin = True
-        self._pinned.replica_num = NOTE_COPIES
-        self._usual = library.ReplicateConfig()
         self._arena = _Memory(arena) if arena is not None else None
         if self._arena is not None:
             self._register(self._arena)
         self._crew = ThreadPoolExecutor(STARTS_AT_A_TIME, thread_name_prefix="starts")
 
     def facts(self) -> Facts:
-        (package,) = packages_distributions().get("mooncake", ["mooncake"])[:1]
-        told = f"client {version(package)}, over {self._place.transport}"
-        warning = "RDMA is experimental: nobody has run it with kvserver"
-        return Facts("mooncake", told, evicts=True, warnings=(warning,) if self._place.transport == "rdma" else ())
+        with self._guarded():
+            told = f"client {_version_of_client()}, over {self._place.transport}"
+        warnings = (OPEN_MEMORY, UNTRIED_RDMA) if self._place.transport == "rdma" else (OPEN_MEMORY,)
+        return Facts("mooncake", told, evicts=True, warnings=warnings)
 
     def starts(self, names: Sequence[str], most_bytes: int, *, within_s: float) -> list[Start | StoreError | None]:
         due_s = time.monotonic() + within_s
@@ -150,23 +163,33 @@ class MooncakeObjects:
             return problem.with_traceback(None)
 
     def sizes(self, names: Sequence[str]) -> list[int | StoreError | None]:
-        """The sizes of objects. None: not there. In two calls, however many they are."""
-        if not names:
-            return []
-        codes = self._ask(lambda: self._client.batch_is_exist(list(names)))
-        there = [name for name, code in zip(names, codes, strict=True) if code == 1]
-        told = self._ask(lambda: self._client.batch_get_replica_desc(there)) if there else {}
-        return [self._size(code, told.get(name)) for name, code in zip(names, codes, strict=True)]
+        """The sizes of objects. None: not there. In two calls, however many they are, or four."""
+        codes, copies = self._seen(names)
+        if not copies and 1 in codes.values():  # the second call failed, or none is there any more
+            again, copies = self._seen([name for name, code in codes.items() if code == 1])
+            codes |= again
+        return [self._size(codes[name], copies.get(name), vanishes=bool(copies)) for name in names]
 
-    def _size(self, code: int, copies: Any) -> int | StoreError | None:
+    def _seen(self, names: Sequence[str]) -> tuple[dict[str, int], dict[str, Any]]:
+        """Codes that say whether objects are there (1), and where those lie that are."""
+        if not names:
+            return {}, {}
+        codes = self._ask(lambda: _codes(self._client.batch_is_exist(list(names)), len(names)))
+        there = [name for name, code in zip(names, codes, strict=True) if code == 1]
+        copies = self._ask(lambda: dict(self._client.batch_get_replica_desc(there))) if there else {}
+        return dict(zip(names, codes, strict=True)), copies
+
+    def _size(self, code: int, copies: Any, *, vanishes: bool) -> int | StoreError | None:
+        """vanishes: the store told of others where they lie, so one of which it did not has gone meanwhile."""
         if code < 0 and code not in ABSENT:
             return self._error(code)
-        if code != 1:
+        if code != 1 or (copies is None and vanishes):
             return None
         if not copies:
             return StoreError("remote-slow", "it does not tell where an object lies", node=self._node)
-        if copies[0].is_memory_replica():
-            return int(copies[0].get_memory_descriptor().buffer_descriptor.size)
+        with self._guarded():
+            if copies[0].is_memory_replica():
+                return int(copies[0].get_memory_descriptor().buffer_descriptor.size)
         return StoreError("remote-refused", "an object lies on a disk of the store, which is not read", node=self._node)
 
     def read(self, name: str, pieces: Sequence[tuple[int, memoryview]], *, within_s: float) -> bool:
@@ -179,11 +202,11 @@ class MooncakeObjects:
         due_s = time.monotonic() + within_s
         how = self._pinned if self._lasting and name.startswith(self._lasting) else self._usual
         total = sum(map(len, pieces))
-        (code,) = self._ask(lambda: self._client.batch_put_session_start([name], [total], how))
+        code = self._code(lambda: self._client.batch_put_session_start([name], [total], how))
         if code == REFUSED:  # the client keeps a write whose end the master has not answered
-            if self._client.batch_put_session_revoke([name]) == [ENDED]:
-                self._client.batch_put_session_end([name])
-            (code,) = self._ask(lambda: self._client.batch_put_session_start([name], [total], how))
+            if self._code(lambda: self._client.batch_put_session_revoke([name])) == ENDED:
+                self._code(lambda: self._client.batch_put_session_end([name]))
+            code = self._code(lambda: self._client.batch_put_session_start([name], [total], how))
         if code == EXISTS:
             return False
         if code:
@@ -193,12 +216,13 @@ class MooncakeObjects:
             for piece in pieces:
                 self._put(name, offset, piece, due_s)
                 offset += len(piece)
-            (code,) = self._ask(lambda: self._client.batch_put_session_end([name]))
+            code = self._code(lambda: self._client.batch_put_session_end([name]))
             if code:
                 raise self._error(code)
         except StoreError:
             if not self._is_unreachable:
-                self._client.batch_put_session_revoke([name])
+                with suppress(StoreError):
+                    self._code(lambda: self._client.batch_put_session_revoke([name]))
             raise
         return True
 
@@ -223,7 +247,7 @@ class MooncakeObjects:
 
     def _remove(self, names: Sequence[str]) -> list[int]:
         """Whatever reads are under way: their digests tell. Returns 0 or a code of ABSENT for each."""
-        codes: list[int] = self._ask(lambda: self._client.batch_remove(list(names), force=True))
+        codes = self._ask(lambda: _codes(self._client.batch_remove(list(names), force=True), len(names)))
         failed = next((code for code in codes if code and code not in ABSENT), None)
         if failed is not None:
             raise self._error(failed)
@@ -233,8 +257,13 @@ class MooncakeObjects:
         raise StoreError("remote-refused", "the client of Mooncake cannot list names", node=self._node)
 
     def close(self) -> None:
+        """Calls that are under way end as they would. The last of them closes the client, which bears no call then."""
         self._crew.shutdown(wait=False, cancel_futures=True)
-        self._client.close()
+        with self._lock:
+            closes = not self._is_closed and not self._calls_under_way
+            self._is_closed = True
+        if closes:
+            self._close_client()
 
     # ---------------------------------------------------------------- calls
 
@@ -252,22 +281,33 @@ class MooncakeObjects:
         for memory, at, size in self._memory(target):
             self._check_time(due_s)
             place = [[[0]]], [[[offset + at]]], [[[size]]]
-            (((code,),),) = self._ask(partial(self._client.get_into_ranges, [memory.address], [[name]], *place))
-            if code in ABSENT or code == REFUSED:  # its end comes before
+            code = self._ask(partial(self._got, [memory.address], [[name]], *place))
+            if code in ABSENT or (code == REFUSED and self._is_shorter(name, offset + at + size)):
                 return False
             if code != size:
-                raise self._error(code)
+                raise self._error(code, of_transfer=True)
             memory.give(target, at, size)
         return True
+
+    def _got(self, *call: Any) -> int:
+        (((code,),),) = self._client.get_into_ranges(*call)
+        return int(code)
+
+    def _is_shorter(self, name: str, end: int) -> bool:
+        """Tells whether an object ends before. If it does not, a code that says so means a data node out of reach."""
+        (size,) = self.sizes([name])
+        if isinstance(size, StoreError):
+            raise size
+        return size is None or size < end
 
     def _put(self, name: str, offset: int, source: bytes | memoryview, due_s: float) -> None:
         for memory, at, size in self._memory(source):
             self._check_time(due_s)
             memory.take(source, at, size)
             place = [[memory.address]], [[size]], [[offset + at]]
-            (code,) = self._ask(partial(self._client.batch_put_from_multi_buffer_ranges, [name], *place))
+            code = self._code(partial(self._client.batch_put_from_multi_buffer_ranges, [name], *place))
             if code != size:
-                raise self._error(code)
+                raise self._error(code, of_transfer=True)
 
     def _memory(self, view: bytes | memoryview) -> Iterator[tuple["_Memory", int, int]]:
         """Memory that the client knows, and which bytes of the view go through it: all at once, or bit by bit."""
@@ -292,22 +332,59 @@ class MooncakeObjects:
                 self._idle.append(memory)
 
     def _register(self, memory: "_Memory") -> None:
-        code = self._client.register_buffer(memory.address, memory.bytes)
+        code = self._call(lambda: int(self._client.register_buffer(memory.address, memory.bytes)))
         if code:
             raise StoreError("remote-refused", f"the client does not take our memory (code {code})", node=self._node)
 
-    def _ask(self, call: Callable[[], Any]) -> Any:
-        if self._is_unreachable:
+    def _code(self, call: Callable[[], Any]) -> int:
+        """Asks for one object. Returns its code."""
+        return self._ask(lambda: _codes(call(), 1)[0])
+
+    def _ask(self, call: Callable[[], T]) -> T:
+        if self._is_unreachable and not self._is_closed:
             self._reach()
             # The first call over a connection that the master has lost fails, although the master is there again.
-            self._client.batch_is_exist([NOBODYS])
-        return call()
+            self._call(lambda: self._client.batch_is_exist([NOBODYS]))
+        return self._call(call)
+
+    def _call(self, call: Callable[[], T]) -> T:
+        with self._lock:
+            if self._is_closed:
+                raise StoreError("remote-down", "closed", node=self._node)
+            self._calls_under_way += 1
+        try:
+            with self._guarded():
+                return call()
+        finally:
+            self._end_call()
+
+    def _end_call(self) -> None:
+        with self._lock:
+            self._calls_under_way -= 1
+            closes = self._is_closed and not self._calls_under_way
+        if closes:
+            self._close_client()
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """What the client raises, or answers in another shape, is an error of the store. It must not end the mover."""
+        try:
+            yield
+        except StoreError:
+            raise
+        except Exception as problem:
+            text = f"its client failed: {type(problem).__name__}"
+            raise StoreError("remote-down", text, node=self._node) from None
+
+    def _close_client(self) -> None:
+        with suppress(StoreError), self._guarded():
+            self._client.close()
 
     def _reach(self) -> None:
         """Raises StoreError if nobody takes a connection for the master."""
         try:
             socket.create_connection((self._place.host, self._place.port), timeout=REACH_S).close()
-        except OSError as problem:
+        except (OSError, UnicodeError) as problem:  # UnicodeError: the name can be none of a machine
             slow = isinstance(problem, TimeoutError)
             code: Problem = "remote-slow" if slow else "remote-down"
             raise StoreError(code, f"the master takes no connection: {problem}", node=self._node) from None
@@ -324,9 +401,11 @@ class MooncakeObjects:
         if time.monotonic() > due_s:
             raise StoreError("remote-slow", "it takes too long", node=self._node)
 
-    def _error(self, code: int) -> StoreError:
+    def _error(self, code: int, *, of_transfer: bool = False) -> StoreError:
         self._is_unreachable |= code == UNREACHABLE
         problem, text = CODES.get(code, ("remote-down", "an error of its client"))
+        if of_transfer and code == REFUSED:
+            problem, text = "remote-slow", "a data node cannot be reached"
         return StoreError(problem, f"{text} (code {code})", node=self._node)
 
 
@@ -339,6 +418,23 @@ def mooncake_store(
         return GuessedLog(objects, folder, waits.note_s, every_s=waits.announced_every_s)
 
     return ObjectStore(objects, node=node, waits=waits, only_looks=only_looks, log=log)
+
+
+def _codes(answer: Any, count: int) -> list[int]:
+    """The client's codes for so many objects. Raises if it answered otherwise."""
+    codes = [int(code) for code in answer]
+    if len(codes) != count:
+        raise ValueError(f"{len(codes)} codes for {count} objects")
+    return codes
+
+
+def _version_of_client() -> str:
+    """The version, if the client came as a package. One that was built from its source may have none."""
+    with suppress(PackageNotFoundError, LookupError):
+        return version(PACKAGE)
+    with suppress(PackageNotFoundError, LookupError):
+        return version(packages_distributions()["mooncake"][0])
+    return "of an unknown version"
 
 
 class _Memory:

@@ -1,5 +1,6 @@
 """The mover of a remote store at its door: orders go in, reports come out, against real stores."""
 
+import logging
 import os
 import socket
 import threading
@@ -268,13 +269,19 @@ def test_a_cancel_of_a_job_that_is_over_does_nothing(remote: Remote) -> None:
         assert fault_of(door.order(FetchRemote(2, encode(door.fill(3)), slots(*BACK)))) == "gone"
 
 
-def test_the_first_report_names_the_store_and_what_an_operator_should_know(remote: Remote) -> None:
+def test_the_first_report_names_the_store_and_what_an_operator_should_know(
+    remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged: list[tuple[object, ...]] = []
+    monkeypatch.setattr("kvserver.movers.remote_mover.logs.event", lambda *event: logged.append(event))
     with Door(remote) as door:
         assert isinstance(door.ready, Ready)
         assert door.ready.pid == os.getpid()
         facts = dict(door.ready.facts)
         assert (facts["remote"], facts["url"], facts["write"]) == ("a", remote.url, "reuse")
-        assert facts["1 warning"]
+        said = [text for name, text in facts.items() if name.endswith(" warning")]
+        assert said
+    assert logged == [(logging.WARNING, "remote warning", ("remote", "a"), ("why", text)) for text in said]
 
 
 def test_a_directory_that_is_missing_fails_orders_at_once_and_is_used_when_it_is_there(tmp_path: Path) -> None:

@@ -111,6 +111,28 @@ def test_a_server_that_begins_reads_a_day_and_later_only_turns_under_way(objects
     assert Machine(objects, (1001 + TURNS_READ) * TURN_S).hears() == []
 
 
+def test_a_pause_of_months_and_a_clock_that_was_set_on_cost_a_day_of_names(objects: Sized) -> None:
+    reader, other = Machine(objects), Machine(objects, 60_000 * TURN_S)
+    assert reader.hears() == []
+    first = sum(objects.asked)
+    objects.asked.clear()
+    reader.now_s = other.now_s
+    other.tells(8)
+    assert reader.hears() == [8]
+    assert sum(objects.asked) < first + 100
+
+
+def test_a_clock_that_was_set_back_hides_nothing_that_comes_now(objects: Sized) -> None:
+    one, reader = Machine(objects), Machine(objects)
+    reader.now_s += 500 * TURN_S
+    assert reader.hears() == []
+    reader.now_s = one.now_s
+    one.tells(8)
+    assert reader.hears() == [8]
+    one.tells(12)
+    assert reader.hears() == [12]
+
+
 def test_more_servers_than_are_asked_for_at_a_time_are_all_heard(objects: Sized) -> None:
     machines = [Machine(objects) for _ in range(19)]
     for number, machine in enumerate(machines):

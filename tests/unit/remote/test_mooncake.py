@@ -1,11 +1,17 @@
 """A real Mooncake Store: what its objects can do, what they cannot, and its bad days."""
 
+import ctypes
 import mmap
 import random
+import socket
+import struct
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +31,10 @@ from tests.rigs.remote_chunks import NAMESPACE, head_of, name_of, payloads_of, t
 
 SOON_S = 25.0
 """A call to a store that hangs ends by the client's own deadlines. Without them it takes 30 s or more."""
+LISTENS = "0A"
+"""State of a socket in /proc/net."""
+READS, WRITES = 0, 1
+"""The client's own protocol of data."""
 OTHERWISE = {
     "beginnings_come_in_the_order_of_their_names": "it takes no empty object",
     "no_reader_sees_two_writes_mixed": "a reader may see parts of two writes when one is replaced",
@@ -223,6 +233,228 @@ def test_a_data_node_that_hangs_is_told_soon_however_many_are_asked_for(own_moon
     store.read(names[0], head, targets)
     assert targets == payloads_of(head)
     store.close()
+
+
+def test_after_the_end_no_call_reaches_the_client_not_even_one_under_way(mooncake: MooncakeServer) -> None:
+    objects = mooncake_objects(mooncake)
+    assert objects.create("x/a", [b"abc"], within_s=9)
+    client = objects._client
+    told = client.batch_get_replica_desc(["x/a"])
+    ended: list[bool] = []
+
+    class Watched:
+        """The client, which is closed while a call is under way."""
+
+        def batch_is_exist(self, names: list[str]) -> list[int]:
+            objects.close()
+            assert not ended, "the call has not come back"
+            return [1] * len(names)
+
+        def batch_get_replica_desc(self, names: list[str]) -> object:
+            return told
+
+        def close(self) -> None:
+            ended.append(True)
+            client.close()
+
+    objects._client = Watched()
+    with pytest.raises(StoreError, match="closed"):
+        objects.sizes(["x/a"])
+    assert ended == [True]
+    for call in (
+        lambda: objects.sizes(["x/a"]),
+        lambda: objects.starts(["x/a", "x/b"], 9, within_s=9),
+        lambda: objects.read("x/a", [(0, memoryview(bytearray(3)))], within_s=9),
+        lambda: objects.create("x/b", [b"abc"], within_s=9),
+        lambda: objects.replace("x/b", b"abc", within_s=9),
+        lambda: objects.touch("x/a", within_s=9),
+        lambda: objects.remove(["x/a"], within_s=9),
+    ):
+        with pytest.raises(StoreError, match="closed") as closed:
+            call()
+        assert closed.value.code == "remote-down"
+    objects.close()
+    assert ended == [True]
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_an_object_that_vanishes_between_two_calls_is_a_miss(mooncake: MooncakeServer, stays: bool) -> None:
+    objects, other = mooncake_objects(mooncake), mooncake_objects(mooncake)
+    names = ["x/gone", "x/stays"] if stays else ["x/gone"]
+    for name in names:
+        assert other.create(name, [b"abc"], within_s=9)
+    client, asked = objects._client, []
+
+    class Late:
+        """The client, with another one that removes an object after it was seen."""
+
+        def batch_is_exist(self, names: list[str]) -> object:
+            codes = client.batch_is_exist(names)
+            other.remove(["x/gone"], within_s=9)
+            asked.append(names)
+            return codes
+
+        def __getattr__(self, call: str) -> object:
+            return getattr(client, call)
+
+    objects._client = Late()
+    assert objects.sizes([*names, "x/none"]) == [None, *[3] * stays, None]
+    assert len(asked) == (1 if stays else 2)
+    objects.close()
+    other.close()
+
+
+def test_a_store_that_does_not_tell_where_an_object_lies_does_not_make_it_a_miss(mooncake: MooncakeServer) -> None:
+    objects = mooncake_objects(mooncake)
+    assert objects.create("x/a", [b"abc"], within_s=9)
+    client = objects._client
+
+    class Silent:
+        """The client, whose call for places fails: it returns nothing then."""
+
+        def batch_get_replica_desc(self, names: list[str]) -> dict[str, object]:
+            return {}
+
+        def __getattr__(self, call: str) -> object:
+            return getattr(client, call)
+
+    objects._client = Silent()
+    missing, unknown = objects.sizes(["x/none", "x/a"])
+    assert missing is None
+    assert isinstance(unknown, StoreError)
+    assert unknown.code == "remote-slow"
+    objects.close()
+
+
+@pytest.mark.parametrize("wrong", [None, [], [0, 0], 7, ["x"], {}, RuntimeError("planted")], ids=repr)
+def test_what_the_client_raises_or_answers_in_another_shape_is_an_error_of_the_store(
+    mooncake: MooncakeServer, wrong: object
+) -> None:
+    objects = mooncake_objects(mooncake)
+    assert objects.create("x/a", [b"abc"], within_s=9)
+    client, came = objects._client, memoryview(bytearray(3))
+
+    class Odd:
+        """The client, of which one call answers otherwise."""
+
+        def __init__(self, call: str) -> None:
+            self._call = call
+
+        def __getattr__(self, call: str) -> object:
+            return self._answer if call == self._call else getattr(client, call)
+
+        def _answer(self, *_: object, **__: object) -> object:
+            if isinstance(wrong, Exception):
+                raise wrong
+            return wrong
+
+    calls = {
+        "batch_is_exist": lambda: objects.sizes(["x/a"]),
+        "batch_put_session_start": lambda: objects.create("x/b", [b"abc"], within_s=9),
+        "batch_put_from_multi_buffer_ranges": lambda: objects.create("x/c", [b"abc"], within_s=9),
+        "batch_put_session_end": lambda: objects.create("x/d", [b"abc"], within_s=9),
+        "batch_remove": lambda: objects.remove(["x/a"], within_s=9),
+        "get_into_ranges": lambda: objects.read("x/a", [(0, came)], within_s=9),
+    }
+    for call, asks in calls.items():
+        objects._client = Odd(call)
+        with pytest.raises(StoreError, match="its client failed") as failed:
+            asks()
+        assert failed.value.code == "remote-down"
+    objects._client = client
+    assert objects.read("x/a", [(0, came)], within_s=9)
+    assert bytes(came) == b"abc"
+    objects.close()
+
+
+def test_a_stranger_reads_and_writes_the_arena_as_the_operator_is_told(mooncake: MooncakeServer) -> None:
+    before = data_ports(set())
+    arena = memoryview(mmap.mmap(-1, 1 << 20))
+    objects = mooncake_objects(mooncake, arena)
+    (warning,) = objects.facts().warnings
+    assert "can read and write the whole arena of this server without a password" in warning
+    # It is so, without a handshake or a password.
+    place = ctypes.addressof(ctypes.c_char.from_buffer(arena)) + 100
+    arena[100:106] = b"SECRET"
+    ports = data_ports(before)
+    assert len(ports) == 2
+    assert b"SECRET" in [asks(port, struct.pack("<QQB7x", 6, place, READS), 6) for port in ports]
+    for port in ports:
+        asks(port, struct.pack("<QQB7x", 6, place, WRITES) + b"STRANG", 1)
+    until_s = time.monotonic() + 20
+    while bytes(arena[100:106]) != b"STRANG":
+        assert time.monotonic() < until_s
+    objects.close()
+
+
+def test_a_client_without_a_package_has_an_unknown_version(
+    mooncake: MooncakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = mooncake_objects(mooncake)
+
+    def no_version(package: str) -> str:
+        raise PackageNotFoundError(package)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("kvserver.remote.objects.mooncake.version", no_version)
+        patch.setattr("kvserver.remote.objects.mooncake.packages_distributions", dict)
+        assert objects.facts().version == "client of an unknown version, over tcp"
+    assert objects.facts().version.startswith("client 0.")
+    objects.close()
+
+
+def test_a_data_node_that_was_never_reached_and_is_dead_is_slow_and_hides_nothing(own_mooncake: MooncakeServer) -> None:
+    store, name = open_mooncake(own_mooncake), name_of(4)
+    head, value = head_of(name), b"note"
+    assert store.make_note(NAMESPACE, value)
+    assert store.write(name, head, payloads_of(head))
+    looks = open_mooncake(own_mooncake, only_looks=True)
+    writes = mooncake_objects(own_mooncake)
+    own_mooncake.node.kill()
+    assert [problem_code(one) for one in looks.heads([name, name_of(5)], 3)] == ["remote-slow", ""]
+    (note,) = [found for found in own_mooncake.names() if found.startswith(NOTES)]
+    for call in (
+        lambda: looks.notes([NAMESPACE]),
+        lambda: looks.read(name, head, targets_of(head)),
+        lambda: writes.read(note, [(0, memoryview(bytearray(len(value))))], within_s=9),
+        lambda: writes.create("x/new", [b"new"], within_s=9),
+    ):
+        with pytest.raises(StoreError) as slow:
+            call()
+        assert slow.value.code == "remote-slow"
+    assert not writes.read("x/none", [(0, memoryview(bytearray(3)))], within_s=9)
+    assert not writes.read(note, [(0, memoryview(bytearray(len(value) + 1)))], within_s=9), "it is too short"
+    for one in (store, looks, writes):
+        one.close()
+
+
+def data_ports(but: set[int]) -> set[int]:
+    """The ports on which this process listens on all addresses, but for those."""
+    own = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            own.add(str(descriptor.readlink()))
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/self/net", table).read_text().splitlines()[1:]:
+            fields = line.split()
+            host, _, port = fields[1].rpartition(":")
+            if fields[3] == LISTENS and not host.strip("0") and f"socket:[{fields[9]}]" in own:
+                found.add(int(port, 16))
+    return found - but
+
+
+def asks(port: int, request: bytes, size: int) -> bytes:
+    """What a port answers to somebody who knows nothing but an address of memory."""
+    with socket.create_connection(("127.0.0.1", port), timeout=2) as stranger:
+        stranger.sendall(request)
+        with suppress(OSError):
+            return stranger.recv(size)
+    return b""
+
+
+def problem_code(found: object) -> str:
+    return found.code if isinstance(found, StoreError) else ""
 
 
 def soon(call: object) -> list[str]:
