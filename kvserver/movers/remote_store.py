@@ -98,7 +98,9 @@ def open_store(remote: Remote, *, only_looks: bool = False, arena: memoryview | 
 def _open_mooncake(remote: Remote, *, only_looks: bool, arena: memoryview | None) -> Store:
     assert remote.master is not None
     transport: Transport = remote.transport  # type: ignore[assignment]  # one of them, as was seen when it was read
-    objects = MooncakeObjects(MooncakePlace(*remote.master, transport), arena=arena, lasting=NOTES)
+    # Over TCP a copy costs little, and the client would open the arena to whoever reaches its ports.
+    shared = arena if transport == "rdma" else None
+    objects = MooncakeObjects(MooncakePlace(*remote.master, transport), arena=shared, lasting=NOTES)
     return mooncake_store(objects, node=remote.url, only_looks=only_looks)
 
 

@@ -71,7 +71,11 @@ CODES: dict[int, tuple[Problem, str]] = {
 """Codes of the client, and what they mean. Others are "remote-down"."""
 Transport = Literal["tcp", "rdma"]
 T = TypeVar("T")
-OPEN_MEMORY = (
+OPEN_PARTS = (
+    "whoever reaches the two ports of the remote mover can read and change parts of chunks that are on their way, "
+    "without a password: let only machines with data nodes reach them (docs/mooncake.md)"
+)
+OPEN_ARENA = (
     "whoever reaches the two ports of the remote mover can read and write the whole arena of this server without a "
     "password: let only machines with data nodes reach them (docs/mooncake.md)"
 )
@@ -89,7 +93,8 @@ class Place(NamedTuple):
 
 
 class MooncakeObjects:
-    """Objects of one store. Memory that it is given at the start goes to the store, and comes back, uncopied."""
+    """Objects of one store. Bytes pass through memory of its own, but those of an arena that it is given: the client
+    opens that arena to whoever reaches its ports."""
 
     def __init__(self, place: Place, *, arena: memoryview | None = None, lasting: str = "") -> None:
         """lasting: the beginning of names of objects that the store must not evict. Raises StoreError."""
@@ -129,7 +134,8 @@ class MooncakeObjects:
     def facts(self) -> Facts:
         with self._guarded():
             told = f"client {_version_of_client()}, over {self._place.transport}"
-        warnings = (OPEN_MEMORY, UNTRIED_RDMA) if self._place.transport == "rdma" else (OPEN_MEMORY,)
+        is_open = OPEN_PARTS if self._arena is None else OPEN_ARENA
+        warnings = (is_open, UNTRIED_RDMA) if self._place.transport == "rdma" else (is_open,)
         return Facts("mooncake", told, evicts=True, warnings=warnings)
 
     def starts(self, names: Sequence[str], most_bytes: int, *, within_s: float) -> list[Start | StoreError | None]:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from kvserver.config.remotes import parse
+from kvserver.movers.remote_store import open_store
 from kvserver.remote.chunk_value import WrongValue
 from kvserver.remote.objects.contract import CHECKS, Check, problem_of
 from kvserver.remote.objects.mooncake import SCRATCH_BYTES, mooncake_store
@@ -385,6 +387,29 @@ def test_a_stranger_reads_and_writes_the_arena_as_the_operator_is_told(mooncake:
     while bytes(arena[100:106]) != b"STRANG":
         assert time.monotonic() < until_s
     objects.close()
+
+
+def test_over_tcp_nobody_reaches_the_arena(mooncake: MooncakeServer) -> None:
+    before = data_ports(set())
+    arena = memoryview(mmap.mmap(-1, 1 << 20))
+    (remote,) = parse(f"a={mooncake.url}")
+    store = open_store(remote, arena=arena)
+    (warning,) = store.facts().warnings
+    assert "parts of chunks that are on their way" in warning
+    place = ctypes.addressof(ctypes.c_char.from_buffer(arena)) + 100
+    arena[100:106] = b"SECRET"
+    name = name_of(3)
+    head = head_of(name, sizes=(4099,))
+    assert store.write(name, head, payloads_of(head)), "its own memory is known to the client by now"
+    ports = data_ports(before)
+    assert len(ports) == 2
+    for port in ports:
+        with suppress(OSError):
+            assert asks(port, struct.pack("<QQB7x", 6, place, READS), 6) != b"SECRET"
+        with suppress(OSError):
+            asks(port, struct.pack("<QQB7x", 6, place, WRITES) + b"STRANG", 1)
+    assert bytes(arena[100:106]) == b"SECRET"
+    store.close()
 
 
 def test_a_client_without_a_package_has_an_unknown_version(
