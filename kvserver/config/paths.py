@@ -80,7 +80,7 @@ def is_char_device(path: str) -> bool:
 
 
 def outside_memory(path: str) -> str:
-    """What an arena_path is, in words, if that is no memory of this machine; empty if it is, or cannot be used."""
+    """The medium of an arena_path in words, if it is no memory of this machine; empty if it is, or cannot be used."""
     if is_char_device(path):
         return f"the device {path}"
     there = next((each for each in (path, *map(str, Path(path).parents)) if path and os.path.lexists(each)), "")

@@ -22,7 +22,7 @@ NAME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_")
 NAME_CHARS_MAX, TENANT_CHARS_MAX, PREFIX_CHARS_MAX = 32, 64, 256
 PORT = 6379
 MASTER_PORT = 50_051
-"""Of a master of Mooncake."""
+"""The usual port of a master of Mooncake."""
 ADDRESSES_MAX = 64
 VALKEYS = ("valkey", "valkeys", "redis", "rediss")
 BUCKETS = ("s3", "gs", "az")
@@ -117,7 +117,7 @@ class Remote(NamedTuple):
 
     @property
     def place(self) -> tuple[object, ...]:
-        """What is the same for two names of one place in a store."""
+        """A value that is equal for two names of one place in a store."""
         nodes = "rediss" if self.uses_tls else "redis"
         where: tuple[object, ...] = (nodes, *sorted(self.addresses), self.prefix)
         if self.directory:

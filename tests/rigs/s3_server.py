@@ -12,13 +12,15 @@ from contextlib import ExitStack, suppress
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import pytest
 
-from kvserver.remote.objects.clouds import CloudObjects, Place
 from kvserver.remote.objects.store import ObjectStore, Waits
 from kvserver.remote.secrets import SecretSource
+
+if TYPE_CHECKING:
+    from kvserver.remote.objects.clouds import CloudObjects
 
 STARTS_WITHIN_S = 60
 KEY_ID, KEY = "kvservertests", "planted-b5f6c1e07d"
@@ -151,7 +153,9 @@ def s3_store(
     return ObjectStore(driver, node=f"s3://{BUCKET}", waits=waits, only_looks=only_looks)
 
 
-def cloud_objects(server: S3Server, prefix: str, *, port: int = 0, **place: object) -> CloudObjects:
+def cloud_objects(server: S3Server, prefix: str, *, port: int = 0, **place: object) -> "CloudObjects":
+    from kvserver.remote.objects.clouds import CloudObjects, Place  # noqa: PLC0415 - its library is an extra
+
     endpoint = f"http://127.0.0.1:{port}" if port else server.endpoint
     secret = SecretSource(variable="S3_KEY", environment={"S3_KEY": KEY})
     given = Place("s3", BUCKET, prefix, endpoint, username=KEY_ID, password=secret, connect_s=10.0)

@@ -69,6 +69,9 @@ CODES: dict[int, tuple[Problem, str]] = {
     -901: ("remote-slow", "the master did not answer in time"),
 }
 """Codes of the client, and what they mean. Others are "remote-down"."""
+ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, MemoryError, OSError)
+"""Errors that the client raises: those that pybind11 makes of C++'s, and those of a call that this release lacks or
+that is answered in another shape."""
 Transport = Literal["tcp", "rdma"]
 T = TypeVar("T")
 OPEN_PARTS = (
@@ -373,12 +376,12 @@ class MooncakeObjects:
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """What the client raises, or answers in another shape, is an error of the store. It must not end the mover."""
+        """Errors of the client, and answers in another shape, become errors of the store, and do not end the mover."""
         try:
             yield
         except StoreError:
             raise
-        except Exception as problem:
+        except ERRORS as problem:
             text = f"its client failed: {type(problem).__name__}"
             raise StoreError("remote-down", text, node=self._node) from None
 

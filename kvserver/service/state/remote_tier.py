@@ -226,7 +226,7 @@ class RemoteTier:
         self.mark_bit, self.came_bit = REMOTE << number, CAME << number
         """Its bits of Node.queued."""
         self.counts = RemoteCounts()
-        """What the counters of all stores have of this one."""
+        """The part of this store in the counters of all."""
         self._out = out
         self.mover: Mover | None = None
         self.start_at_ns = now_ns
@@ -265,7 +265,7 @@ class RemoteTier:
 
     @property
     def device(self) -> str:
-        """What logs and metrics call it beside other devices."""
+        """The name in logs and metrics, beside other devices."""
         return self.name or "remote"
 
     @property
@@ -367,7 +367,7 @@ class RemoteTier:
     # ---------------------------------------------------------------- what is not written
 
     def leave_out(self, tail: Node, until_ns: int) -> None:
-        """What is not in the store of this prefix is not to be written until then."""
+        """Nothing of this prefix is to be written until then."""
         self.left_out[tail] = until_ns
         if len(self.left_out) > USED_MAX:
             self.left_out.popitem(last=False)

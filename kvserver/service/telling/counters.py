@@ -37,48 +37,6 @@ IN_PARTS = (
 )
 """Counters that are tables of tables, shown in /metrics only."""
 
-Count = Literal[
-    "bytes_retrieved",
-    "bytes_stored",
-    "chunks_stored",
-    "disk_damaged",
-    "disk_evictions",
-    "disk_lost",
-    "disk_read_bytes",
-    "disk_reads",
-    "disk_recovered",
-    "disk_rewritten_bytes",
-    "disk_writes",
-    "disk_written_bytes",
-    "evicted_bytes",
-    "evicted_to_disk",
-    "leases_expired",
-    "leases_granted",
-    "leases_released",
-    "ledger_damaged",
-    "lookups",
-    "mover_restarts",
-    "remote_dropped",
-    "remote_existed",
-    "remote_found",
-    "remote_heard",
-    "remote_probed",
-    "remote_read_bytes",
-    "remote_reads",
-    "remote_told",
-    "remote_unannounced",
-    "remote_writes",
-    "remote_written_bytes",
-    "replies_dropped",
-    "retrieves",
-    "sessions_closed",
-    "sessions_opened",
-    "shards_unverified",
-    "stores",
-    "stores_failed",
-]
-"""The plain counts of Counters, to which add() adds."""
-
 RemoteCount = Literal[
     "remote_dropped",
     "remote_existed",
@@ -92,7 +50,41 @@ RemoteCount = Literal[
     "remote_writes",
     "remote_written_bytes",
 ]
-"""Those of them that each remote store has as well."""
+"""Plain counts of Counters that each remote store has as well."""
+Count = (
+    RemoteCount
+    | Literal[
+        "bytes_retrieved",
+        "bytes_stored",
+        "chunks_stored",
+        "disk_damaged",
+        "disk_evictions",
+        "disk_lost",
+        "disk_read_bytes",
+        "disk_reads",
+        "disk_recovered",
+        "disk_rewritten_bytes",
+        "disk_writes",
+        "disk_written_bytes",
+        "evicted_bytes",
+        "evicted_to_disk",
+        "leases_expired",
+        "leases_granted",
+        "leases_released",
+        "ledger_damaged",
+        "lookups",
+        "mover_restarts",
+        "replies_dropped",
+        "retrieves",
+        "sessions_closed",
+        "sessions_opened",
+        "shards_unverified",
+        "stores",
+        "stores_failed",
+    ]
+)
+"""The plain counts of Counters, to which add() adds."""
+
 RemoteWanted = Literal["probe", "read", "write", "announce", "listen"]
 """What a remote store was asked for."""
 LOOKUP_SECONDS = (10e-6, 20e-6, 40e-6, 80e-6, 160e-6, 320e-6, 640e-6, 1.28e-3, 2.56e-3, 5.12e-3, 20e-3, 100e-3)
@@ -128,7 +120,7 @@ class Histogram:
 
 
 class RemoteCounts:
-    """What Counters have of all remote stores, for one of them."""
+    """The counts of Counters of all remote stores, for one of them."""
 
     def __init__(self) -> None:
         self.plain: dict[str, int] = {what.removeprefix("remote_"): 0 for what in get_args(RemoteCount)}

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from kvserver.config.paths import mount_of, opened
 from tests.process.disk.scene import ALL, SHAPE, bring_back, disk_ready, small, store_slowly, the_stories
 from tests.process.engine import SMALL, Engine, prompt
 from tests.process.harness import WAIT_S, Server, kill, until
@@ -22,15 +21,6 @@ CHUNKS = 7
 STORIES = [prompt(seed, CHUNKS) for seed in range(1, 76)]
 """More chunks than the arena holds."""
 ARENA = {"arena_bytes": 4 * MIB, "slab_bytes": 2 * MIB, "chunks_max": 700}
-
-
-@pytest.fixture
-def storage(tmp_path: Path) -> Path:
-    with opened(str(tmp_path)) as descriptor:
-        kind = mount_of(descriptor).file_system
-    if kind not in ("ext4", "xfs"):
-        pytest.skip(f"temporary files are on {kind}")
-    return tmp_path / "arena"
 
 
 @pytest.fixture(params=["storage", "device"])

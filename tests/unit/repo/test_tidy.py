@@ -19,7 +19,6 @@ EXCEPT_EXCEPTION = {
     "kvserver/remote/secrets.py": 1,
     "kvserver/remote/objects/clouds.py": 1,
     "kvserver/remote/objects/contract.py": 4,
-    "kvserver/remote/objects/mooncake.py": 1,
     "kvserver/remote/objects/plugin.py": 3,
     "client/kvclient": 5,
 }

@@ -65,16 +65,6 @@ def refusal(configured: Config) -> str:
 # ---------------------------------------------------------------- a directory on storage
 
 
-@pytest.fixture
-def storage(tmp_path: Path) -> Path:
-    """A directory on ext4 or xfs that is ours alone."""
-    with opened(str(tmp_path)) as descriptor:
-        kind = mount_of(descriptor).file_system
-    if kind not in ("ext4", "xfs"):
-        pytest.skip(f"temporary files are on {kind}")
-    return tmp_path / "arena"
-
-
 def test_the_arena_is_a_whole_file_without_a_name(storage: Path) -> None:
     keeper, held = begin(config(storage))
     found = os.fstat(held.arena)
