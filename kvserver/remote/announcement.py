@@ -67,6 +67,10 @@ class KnownChunks:
         """The kind that counts for the chunk."""
         return self._in_store.kind(mark) or self._stored.kind(mark)
 
+    def is_written(self, mark: int) -> bool:
+        """The kind that counts for the chunk is WRITTEN."""
+        return self._in_store.has(mark | WRITTEN)
+
 
 class _Marks:
     """A table of marks with kinds, in buckets of WAYS places."""
@@ -91,6 +95,11 @@ class _Marks:
             at = next((at for at, there in enumerate(bucket) if there & KIND_BITS == GONE), (mark >> 60) % WAYS)
         self._marks[first + at] = mark
         return bucket[at]
+
+    def has(self, mark: int) -> bool:
+        """The mark is there with just this kind."""
+        first = self._first(mark)
+        return mark in self._marks[first : first + WAYS]
 
     def kind(self, mark: int) -> int:
         first = self._first(mark)

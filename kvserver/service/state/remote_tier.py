@@ -11,7 +11,7 @@ from typing import Literal
 from kvserver.config.remotes import Remote
 from kvserver.index.eviction import CAME, REMOTE
 from kvserver.index.space import Node, Space
-from kvserver.remote.announcement import GONE, STORED, UNKNOWN, WRITTEN, Kind, KnownChunks, mark_of
+from kvserver.remote.announcement import GONE, STORED, UNKNOWN, Kind, KnownChunks, mark_of
 from kvserver.remote.chunk_value import Head
 from kvserver.remote.epoch_lease import EpochLease
 from kvserver.service.state.announcements import DOUBTED_MS, MILLISECOND_NS, Announcements
@@ -424,7 +424,7 @@ class RemoteTier:
     def is_announced(self, space: Space, key: bytes, now_ns: int) -> bool:
         """It was told that the store has a chunk."""
         epoch = self.epoch_of(space, now_ns)
-        return epoch is not None and self.known.kind(self.mark(space, epoch, key)) == WRITTEN
+        return epoch is not None and self.known.is_written(self.mark(space, epoch, key))
 
     def may_have(self, space: Space, key: bytes, now_ns: int) -> bool:
         """The store has a chunk, or what servers have told cannot be read."""
@@ -437,7 +437,19 @@ class RemoteTier:
             return False
         if self.epochs[space.digest].announcements.state(epoch, now_ns) != "heard":
             return False
-        return self.known.kind(self.mark(space, epoch, key)) != WRITTEN
+        return not self.known.is_written(self.mark(space, epoch, key))
+
+    def passes_over(self, space: Space, key: bytes, now_ns: int) -> bool:
+        """The chunk is unannounced, and no try is due."""
+        known = self.epochs.get(space.digest)
+        if known is None or known.announcements.is_try_due(now_ns):
+            return False
+        return self.is_unannounced(space, key, now_ns)
+
+    def passed_over(self, space: Space) -> None:
+        """Counts an unannounced chunk that was looked up and not looked for."""
+        self.epochs[space.digest].announcements.passed_over()
+        self.counts.add("remote_unannounced", 1)
 
     def owe_clear(self, digest: bytes, clear: Clear | None, fresh: Callable[[], int]) -> None:
         """A namespace was cleared here: the store is to get a new epoch, and whoever waits in `clear` is told then."""
