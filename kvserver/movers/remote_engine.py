@@ -144,8 +144,8 @@ class RemoteEngine:
     ) -> None:
         """connections: of the store, that bring payloads, and as many that take them out.
 
-        There are more threads than connections, because a thread also computes digests. One that writes also waits for
-        the head to be written, over another connection."""
+        There are more threads than connections, because a thread also computes digests. Three write for each
+        connection: two have a call under way, of a payload or its head, and one computes."""
         self.eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._store = store
         self._arena = arena
@@ -174,7 +174,7 @@ class RemoteEngine:
         self._is_told = False
         """Whether the caller was told of ends since it took some."""
         loops: list[Callable[[], None]] = [self._probe_loop] * PROBE_THREADS
-        loops += [self._load_loop] * (connections + (connections + 1) // 2) + [self._write_loop] * 2 * connections
+        loops += [self._load_loop] * (connections + (connections + 1) // 2) + [self._write_loop] * 3 * connections
         loops += [self._note_loop, self._try_loop, self._announcement_loop]
         self._threads = [threading.Thread(target=self._watched, args=(loop,), daemon=True) for loop in loops]
         for thread in self._threads:

@@ -69,7 +69,7 @@ class KnownChunks:
 
     def is_written(self, mark: int) -> bool:
         """The kind that counts for the chunk is WRITTEN."""
-        return self._in_store.has(mark | WRITTEN)
+        return mark | WRITTEN in self._in_store.bucket(mark)
 
 
 class _Marks:
@@ -96,14 +96,13 @@ class _Marks:
         self._marks[first + at] = mark
         return bucket[at]
 
-    def has(self, mark: int) -> bool:
-        """The mark is there with just this kind."""
+    def bucket(self, mark: int) -> "array[int]":
+        """A copy of the places where the mark may lie."""
         first = self._first(mark)
-        return mark in self._marks[first : first + WAYS]
+        return self._marks[first : first + WAYS]
 
     def kind(self, mark: int) -> int:
-        first = self._first(mark)
-        for there in self._marks[first : first + WAYS]:
+        for there in self.bucket(mark):
             if there & ~KIND_BITS == mark:
                 return there & KIND_BITS
         return UNKNOWN

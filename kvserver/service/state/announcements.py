@@ -53,6 +53,10 @@ class Announcements:
             return "silent"
         return "doubted" if now_ns < self.doubted_until_ns else "heard"
 
+    def are_believed(self, epoch: int, now_ns: int) -> bool:
+        """All were heard lately, nothing makes them doubtful, and no try is due."""
+        return self.state(epoch, now_ns) == "heard" and not self.is_try_due(now_ns)
+
     def is_try_due(self, now_ns: int) -> bool:
         """Whether the next chunk of which nobody has told is looked for all the same."""
         return not (self.unasked + 1) % TRIED_EVERY or now_ns >= self.try_at_ns

@@ -440,11 +440,14 @@ class RemoteTier:
         return not self.known.is_written(self.mark(space, epoch, key))
 
     def passes_over(self, space: Space, key: bytes, now_ns: int) -> bool:
-        """The chunk is unannounced, and no try is due."""
+        """The chunk is unannounced, and no try is due. One flat function: nearly every lookup that misses asks this."""
         known = self.epochs.get(space.digest)
-        if known is None or known.announcements.is_try_due(now_ns):
+        if known is None or known.owes_clear or self._forgot_lately(now_ns):
             return False
-        return self.is_unannounced(space, key, now_ns)
+        epoch = known.lease.epoch(now_ns / 1e9)
+        if epoch is None or not known.announcements.are_believed(epoch, now_ns):
+            return False
+        return not self.known.is_written(mark_of(space.digest, epoch, key))
 
     def passed_over(self, space: Space) -> None:
         """Counts an unannounced chunk that was looked up and not looked for."""

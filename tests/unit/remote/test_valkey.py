@@ -3,6 +3,7 @@
 import gc
 import random
 import re
+import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from glide_shared.exceptions import ClosingError
 from glide_sync import GlideClient, GlideClientConfiguration, NodeAddress
 
 from kvserver.errors import DeviceError
@@ -288,6 +290,63 @@ def test_a_chunk_that_waits_for_a_connection_does_not_fail_however_slow_the_othe
         with ThreadPoolExecutor(4) as threads:
             heads = list(threads.map(lambda seed: written(store, seed, sizes=LARGE), range(4)))
         assert store.heads([name_of(seed) for seed in range(4)], SHARDS) == heads
+
+
+def test_two_writes_are_under_way_on_one_connection_and_no_third(
+    server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(server, connections=1)
+    set_at_once = GlideClient.set
+    met = threading.Barrier(2)
+    under_way: list[GlideClient] = []
+    seen: set[tuple[GlideClient, int]] = set()
+
+    def slow(client: GlideClient, *given: object, **named: object) -> object:
+        under_way.append(client)
+        met.wait(timeout=20)
+        seen.add((client, len(under_way)))
+        met.wait(timeout=20)
+        under_way.remove(client)
+        return set_at_once(client, *given, **named)
+
+    monkeypatch.setattr(GlideClient, "set", slow)
+    with ThreadPoolExecutor(6) as threads:
+        heads = list(threads.map(lambda seed: written(store, seed), range(6)))
+    assert store.heads([name_of(seed) for seed in range(6)], SHARDS) == heads
+    assert len(seen) == 1
+    assert {calls for _, calls in seen} == {2}
+
+
+def test_a_connection_that_one_of_its_two_writes_has_lost_serves_the_other_to_its_end(
+    server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(server, connections=1)
+    set_at_once = GlideClient.set
+    may_go_on = threading.Event()
+    clients: list[GlideClient] = []
+
+    def set_in_turn(client: GlideClient, *given: object, **named: object) -> object:
+        clients.append(client)
+        if len(clients) == 1:  # it is under way while the second one is lost, and a third one is served
+            assert may_go_on.wait(20)
+        elif len(clients) == 2:
+            raise ClosingError("lost")
+        return set_at_once(client, *given, **named)
+
+    monkeypatch.setattr(GlideClient, "set", set_in_turn)
+    with ThreadPoolExecutor(1) as thread:
+        first = thread.submit(written, store, 1)
+        until("the first to be under way", lambda: clients)
+        with pytest.raises(StoreError, match="lost"):
+            written(store, 2)
+        head = written(store, 3)
+        may_go_on.set()
+        heads = [first.result(20), None, head]
+    assert store.heads([name_of(seed) for seed in (1, 2, 3)], SHARDS) == heads
+    assert clients[0] is clients[1]
+    assert clients[2] is not clients[0]
+    with pytest.raises(ClosingError):
+        set_at_once(clients[0], b"x", b"y")
 
 
 def test_what_a_server_evicts_is_a_miss_and_never_half_a_chunk() -> None:
