@@ -74,6 +74,12 @@ DOORS: dict[str, str] = {
 LIBRARIES = {("kvserver.movers.remote_store", f"kvserver.remote.{name}") for name in ("valkey", "objects.clouds")}
 """Imports of modules whose libraries are extras."""
 
+WHEN_ASKED_FOR = {
+    ("kvserver.brain.http.server", "kvserver.brain.http.metrics"),
+    ("kvserver.brain.process", "kvserver.brain.publisher"),
+}
+"""Imports that every start would pay for, and that few servers need."""
+
 QUICK_START = tuple(f"kvserver.cli.{name}" for name in ("main", "admin", "asking", "remote"))
 """Modules that `kvserver --help` loads: they import others when a command runs."""
 
@@ -217,14 +223,14 @@ def test_rooms_that_decide_do_not_touch_the_world() -> None:
 
 
 def test_no_import_hides_in_a_function() -> None:
-    """It would hide a cycle. The command line and HTTP may, for a quick start; a store's library is an extra."""
+    """It would hide a cycle. What few need may, for a quick start; a store's library is an extra."""
     wrong = [
         str(arrow)
         for arrow in IMPORTS
         if arrow.inside
         and within(arrow.imported, "kvserver kvclient")
         and arrow.importer not in QUICK_START
-        and (arrow.importer, arrow.imported) != ("kvserver.brain.http.server", "kvserver.brain.http.metrics")
+        and (arrow.importer, arrow.imported) not in WHEN_ASKED_FOR
         and (arrow.importer, arrow.imported) not in LIBRARIES
     ]
     assert wrong == []
@@ -259,3 +265,17 @@ def test_importing_the_package_imports_nothing_else() -> None:
     )
     done = subprocess.run([sys.executable, "-ISc", script, str(ROOT)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "{'kvserver'}"
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("kvserver.brain.process", {"zmq", "prometheus_client"}),
+        ("kvserver.supervisor.supervisor", {"asyncio", "email", "zmq"}),
+        ("kvserver.movers.mover", {"asyncio", "email", "typer", "zmq"}),
+    ],
+)
+def test_a_process_of_a_server_starts_without_what_few_need(module: str, absent: set[str]) -> None:
+    script = f"import sys, {module}; print(*sorted({absent!r} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
