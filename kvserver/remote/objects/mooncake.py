@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
-from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from kvserver.remote.objects.driver import Named, Start
@@ -439,10 +438,12 @@ def _codes(answer: Any, count: int) -> list[int]:
 
 def _version_of_client() -> str:
     """The version, if the client came as a package. One that was built from its source may have none."""
-    with suppress(PackageNotFoundError, LookupError):
-        return version(PACKAGE)
-    with suppress(PackageNotFoundError, LookupError):
-        return version(packages_distributions()["mooncake"][0])
+    from importlib import metadata  # noqa: PLC0415 - each start of a server would load all that reads e-mail for it
+
+    with suppress(metadata.PackageNotFoundError, LookupError):
+        return metadata.version(PACKAGE)
+    with suppress(metadata.PackageNotFoundError, LookupError):
+        return metadata.version(metadata.packages_distributions()["mooncake"][0])
     return "of an unknown version"
 
 

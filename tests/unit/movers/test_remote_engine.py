@@ -320,7 +320,8 @@ def test_a_full_store_is_not_left_alone(scene: Scene) -> None:
 def test_every_job_ends_while_a_valkey_is_frozen_and_it_serves_again_without_a_restart() -> None:
     hasty = Settings((("127.0.0.1", 0),), probe_s=0.2, bulk_s=0.4, note_s=0.3, connect_s=0.5)
     with ValkeyServer() as server:
-        scene = Scene(ValkeyStore(hasty._replace(addresses=(("127.0.0.1", server.port),))))
+        store = ValkeyStore(hasty._replace(addresses=(("127.0.0.1", server.port),)))
+        scene = Scene(store)
         chunks = [scene.put(seed) for seed in range(1, 9)]
         server.stop()
         faults = set()
@@ -334,3 +335,4 @@ def test_every_job_ends_while_a_valkey_is_frozen_and_it_serves_again_without_a_r
         until("it to serve again", lambda: scene.run(lambda job: Fetch(job, name, head, BACK)).fault == "")
         assert scene.came_back()
         scene.engine.close()
+        store.close()

@@ -46,8 +46,24 @@ def server() -> Iterator[ValkeyServer]:
         yield server
 
 
+_made: list[ValkeyStore] = []
+
+
+@pytest.fixture(autouse=True)
+def all_are_closed() -> Iterator[None]:
+    """A client of the library that is only forgotten keeps its thread and its descriptors."""
+    yield
+    while _made:
+        _made.pop().close()
+
+
+def made(settings: Settings) -> ValkeyStore:
+    _made.append(ValkeyStore(settings))
+    return _made[-1]
+
+
 def opened(server: ValkeyServer, **settings: object) -> ValkeyStore:
-    return ValkeyStore(Settings((("127.0.0.1", server.port),), **{**PATIENT, **settings}))
+    return made(Settings((("127.0.0.1", server.port),), **{**PATIENT, **settings}))
 
 
 def written(store: Store, seed: int, sizes: tuple[int, ...] = (1, 4099), write: int = 1) -> Head:
@@ -127,7 +143,7 @@ def test_a_killed_server_is_down_and_a_new_one_is_used_without_opening_the_store
 
 def test_connections_that_lost_their_peer_are_made_anew(server: ValkeyServer) -> None:
     with FaultProxy(server.port, seed=1, chance=0) as proxy:
-        store = ValkeyStore(Settings((("127.0.0.1", proxy.port),), **HASTY))
+        store = made(Settings((("127.0.0.1", proxy.port),), **HASTY))
         head = written(store, 1)
         proxy.hush()
         assert "remote-slow" in every_call(store, head)
@@ -598,7 +614,7 @@ def test_lists_and_looks_count_as_no_use() -> None:
             for server in servers:
                 server.ask("CONFIG", "SET", "maxmemory-policy", "allkeys-lfu")
             addresses = tuple(("127.0.0.1", server.port) for server in servers)
-            store = ValkeyStore(Settings(addresses, is_cluster=len(servers) > 1, **PATIENT))
+            store = made(Settings(addresses, is_cluster=len(servers) > 1, **PATIENT))
             for seed in range(12):
                 written(store, seed)
             before = counts_of_use(servers)
@@ -632,7 +648,7 @@ def test_a_look_renews_nothing_and_removes_nothing(server: ValkeyServer) -> None
 def test_one_dead_node_of_a_cluster_costs_only_its_own_chunks() -> None:
     with ValkeyCluster() as cluster:
         addresses = tuple(("127.0.0.1", server.port) for server in cluster.servers)
-        store = ValkeyStore(Settings(addresses, is_cluster=True, **PATIENT))
+        store = made(Settings(addresses, is_cluster=True, **PATIENT))
         # Otherwise the others refuse all until somebody repairs the cluster.
         for server in cluster.servers:
             server.ask("CONFIG", "SET", "cluster-require-full-coverage", "no")
