@@ -139,7 +139,7 @@ def _may_be_asked(tier: RemoteTier, space: Space, key: bytes, *, tokens: int, no
         return False
     if tier.is_left_alone or len(tier.pursuits) >= PURSUITS_MAX or len(tier.wanted) + PROBED_MAX > WANTED_MAX:
         return False
-    return not tier.is_put_aside(space.digest, key, now_ns)
+    return not tier.is_put_aside(space, key, now_ns)
 
 
 def _choose(

@@ -6,7 +6,7 @@ Stores know nothing of each other. Whoever chooses among several is in requests/
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from kvserver.config.remotes import Remote
 from kvserver.index.eviction import CAME, REMOTE
@@ -216,6 +216,14 @@ class NamespaceEpoch:
         return told
 
 
+class PutAside(NamedTuple):
+    """A chunk that is not asked for now."""
+
+    until_ns: int
+    was_absent: bool
+    """The store said that it is not there. It is asked again when a server tells that it is."""
+
+
 class RemoteTier:
     """Everything that exists only with this store."""
 
@@ -243,8 +251,8 @@ class RemoteTier:
         self.pursuits: OrderedDict[Pursuit, None] = OrderedDict()
         self.wanted: dict[tuple[bytes, bytes], tuple[Pursuit, int]] = {}
         """(namespace, key) -> the pursuit that looks for it, and its position there."""
-        self.put_aside: OrderedDict[tuple[bytes, bytes], int] = OrderedDict()
-        """(namespace, key) -> until when (ns) it is not asked for: it was not there, or could not be read."""
+        self.put_aside: OrderedDict[tuple[bytes, bytes], PutAside] = OrderedDict()
+        """(namespace, key) -> until when it is not asked for: it was not there, or could not be read."""
         self.used: deque[tuple[Space, Node]] = deque(maxlen=USED_MAX)
         """Last chunks of prefixes that were used or stored, and may have to be written."""
         self.left_out: OrderedDict[Node, int] = OrderedDict()
@@ -501,19 +509,25 @@ class RemoteTier:
         self.answer_s = max(self.answer_s, (now_ns - pursuit.moved_ns) / 1e9)
         self.drop(pursuit)
 
-    def set_aside(self, digest: bytes, key: bytes, until_ns: int) -> None:
-        """The key is not asked for until then."""
-        self.put_aside[digest, key] = until_ns
+    def set_aside(self, digest: bytes, key: bytes, until_ns: int, *, was_absent: bool = False) -> None:
+        """The key is not asked for until then. was_absent: or until a server tells that the store has it."""
+        self.put_aside[digest, key] = PutAside(until_ns, was_absent)
         self.put_aside.move_to_end((digest, key))
         if len(self.put_aside) > PUT_ASIDE_MAX:
             self.put_aside.popitem(last=False)
 
-    def is_put_aside(self, digest: bytes, key: bytes, now_ns: int) -> bool:
-        until_ns = self.put_aside.get((digest, key))
-        if until_ns is not None and until_ns <= now_ns:
-            del self.put_aside[digest, key]
+    def is_put_aside(self, space: Space, key: bytes, now_ns: int) -> bool:
+        if not self.aside_ns(space, key, now_ns):
+            self.put_aside.pop((space.digest, key), None)
             return False
-        return until_ns is not None
+        return True
+
+    def aside_ns(self, space: Space, key: bytes, now_ns: int) -> int:
+        """For how long the key is not asked for. The question changes nothing."""
+        found = self.put_aside.get((space.digest, key))
+        if found is None or (found.was_absent and self.is_announced(space, key, now_ns)):
+            return 0
+        return max(found.until_ns - now_ns, 0)
 
 
 def split(keys: bytes) -> list[bytes]:

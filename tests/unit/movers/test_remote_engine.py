@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvserver.movers import remote_engine
 from kvserver.movers.remote_checks import digest_of
 from kvserver.movers.remote_engine import (
     Announce,
@@ -299,6 +300,44 @@ def test_a_dead_node_is_left_alone_others_are_served_and_it_serves_again_by_itse
     scene.store.dead.clear()
     until("it to be asked again", lambda: scene.run(lambda job: Fetch(job, name, head, BACK)).fault == "")
     assert scene.engine.left_alone() == []
+
+
+def recovering(scene: Scene) -> list[tuple[ChunkName, Head]]:
+    """Chunks of a node that was left alone, answers again, and is asked by few at a time."""
+    chunks = [scene.put(seed) for seed in seeds_of("odd", 13, scene)]
+    scene.store.dead.add("odd")
+    for name, head in chunks[:FAILURES_MAX]:
+        assert scene.run(lambda job, name=name, head=head: Fetch(job, name, head, BACK)).fault == "remote-down"
+    assert scene.engine.left_alone() == ["odd"]
+    scene.store.dead.clear()
+    until("its tries to succeed", lambda: not scene.engine.left_alone())
+    return chunks
+
+
+def test_jobs_that_come_at_once_while_a_node_recovers_wait_for_each_other(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_engine, "RAMP_WAIT_S", 30.0)
+    chunks = recovering(scene)
+    scene.store.gate.clear()
+    jobs = [scene.begin(lambda job, name=name, head=head: Fetch(job, name, head, BACK)) for name, head in chunks]
+    jobs.append(scene.begin(lambda job: Probe(job, (chunks[0][0],), 3)))
+    until("the first to begin", lambda: scene.store.begun[-1] == "read" or None)
+    scene.store.gate.set()
+    ends = [scene.end_of(job) for job in jobs]
+    assert [ended.fault for ended in ends] == [""] * len(jobs)
+    assert ends[-1].heads == (chunks[0][1],)
+
+
+def test_a_job_does_not_wait_for_long_for_a_recovering_node_that_hangs(scene: Scene) -> None:
+    (name, head), *_ = recovering(scene)
+    scene.store.gate.clear()
+    hangs = scene.begin(lambda job: Fetch(job, name, head, BACK))
+    until("it to begin", lambda: scene.store.begun[-1] == "read" or None)
+    assert scene.run(lambda job: Fetch(job, name, head, BACK)).fault == "left-alone"
+    assert scene.run(lambda job: Probe(job, (name,), 3)).faults == ("left-alone",)
+    scene.store.gate.set()
+    assert scene.end_of(hangs).fault == ""
 
 
 def test_a_probe_with_many_names_of_a_dead_node_is_one_failure(scene: Scene) -> None:
