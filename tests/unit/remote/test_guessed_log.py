@@ -77,7 +77,9 @@ class Machine:
 
 
 @pytest.fixture
-def objects() -> Sized:
+def objects(monkeypatch: pytest.MonkeyPatch) -> Sized:
+    """However busy the machine is, no read is cut short because it took long."""
+    monkeypatch.setattr(guessed_log, "READ_S_MAX", 3600.0)
     return Sized()
 
 
@@ -129,6 +131,20 @@ def test_a_pause_of_months_and_a_clock_that_was_set_on_cost_a_day_of_names(objec
     other.tells(8)
     assert reader.hears() == [8]
     assert sum(objects.asked) < first + 100
+
+
+def test_a_read_that_takes_long_ends_with_what_it_has_and_the_next_one_goes_on(
+    objects: Sized, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other, reader = Machine(objects), Machine(objects), Machine(objects)
+    one.tells(8)
+    other.tells(12, 16)
+    monkeypatch.setattr(guessed_log, "READ_S_MAX", -1.0)
+    found = reader.log.read(EPOCH, None)
+    first = unpack(found.batch)
+    assert (sorted(first) in ([8], [12, 16]), found.is_all) == (True, False)
+    reader.place = found.cursor
+    assert sorted([*first, *reader.hears()]) == [8, 12, 16]
 
 
 def test_a_clock_that_was_set_back_hides_nothing_that_comes_now(objects: Sized) -> None:
