@@ -302,35 +302,35 @@ def test_a_dead_node_is_left_alone_others_are_served_and_it_serves_again_by_itse
     assert scene.engine.left_alone() == []
 
 
-def recovering(scene: Scene) -> list[tuple[ChunkName, Head]]:
-    """Chunks of a node that was left alone, answers again, and is asked by few at a time."""
-    chunks = [scene.put(seed) for seed in seeds_of("odd", 13, scene)]
+def recovering(scene: Scene) -> tuple[ChunkName, Head]:
+    """A chunk of a node that was left alone, answers again, and is asked by few at a time."""
+    name, head = scene.put(seeds_of("odd", 1, scene)[0])
     scene.store.dead.add("odd")
-    for name, head in chunks[:FAILURES_MAX]:
-        assert scene.run(lambda job, name=name, head=head: Fetch(job, name, head, BACK)).fault == "remote-down"
+    for _ in range(FAILURES_MAX):
+        assert scene.run(lambda job: Fetch(job, name, head, BACK)).fault == "remote-down"
     assert scene.engine.left_alone() == ["odd"]
     scene.store.dead.clear()
     until("its tries to succeed", lambda: not scene.engine.left_alone())
-    return chunks
+    return name, head
 
 
 def test_jobs_that_come_at_once_while_a_node_recovers_wait_for_each_other(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_engine, "RAMP_WAIT_S", 30.0)
-    chunks = recovering(scene)
+    name, head = recovering(scene)
     scene.store.gate.clear()
-    jobs = [scene.begin(lambda job, name=name, head=head: Fetch(job, name, head, BACK)) for name, head in chunks]
-    jobs.append(scene.begin(lambda job: Probe(job, (chunks[0][0],), 3)))
+    jobs = [scene.begin(lambda job: Fetch(job, name, head, BACK)) for _ in range(13)]
+    jobs.append(scene.begin(lambda job: Probe(job, (name,), 3)))
     until("the first to begin", lambda: scene.store.begun[-1] == "read" or None)
     scene.store.gate.set()
     ends = [scene.end_of(job) for job in jobs]
     assert [ended.fault for ended in ends] == [""] * len(jobs)
-    assert ends[-1].heads == (chunks[0][1],)
+    assert ends[-1].heads == (head,)
 
 
 def test_a_job_does_not_wait_for_long_for_a_recovering_node_that_hangs(scene: Scene) -> None:
-    (name, head), *_ = recovering(scene)
+    name, head = recovering(scene)
     scene.store.gate.clear()
     hangs = scene.begin(lambda job: Fetch(job, name, head, BACK))
     until("it to begin", lambda: scene.store.begun[-1] == "read" or None)
