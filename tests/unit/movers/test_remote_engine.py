@@ -190,11 +190,11 @@ def test_a_chunk_that_is_gone_or_was_there_first_is_said_to_be_so(scene: Scene) 
 
 def test_writes_never_keep_loads_from_being_served(scene: Scene) -> None:
     name, head = scene.put(3)
-    others = [(name_of(seed), scene.head_of_slots(name_of(seed))) for seed in range(10, 16)]
+    others = [(name_of(seed), scene.head_of_slots(name_of(seed))) for seed in range(10, 19)]
     scene.store.gate.clear()
     scene.store.begun.clear()
     writes = [scene.begin(lambda job, chunk=chunk: Put(job, *chunk, SLOTS)) for chunk in others]
-    until("writes to begin", lambda: scene.store.begun.count("write") == 4)
+    until("writes to begin", lambda: scene.store.begun.count("write") == 6)
     load = scene.begin(lambda job: Fetch(job, name, head, BACK))
     until("the load to begin", lambda: "read" in scene.store.begun)
     scene.store.gate.set()
