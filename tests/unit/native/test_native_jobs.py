@@ -249,7 +249,7 @@ def test_a_pool_that_was_truncated_fails_the_job_and_nothing_else(kind: Kind) ->
         session.engine.unmap_cache(CACHE)
         assert session.wait()[0][:2] == (CACHE, "unmapped")
     other.close()
-    os.close(pool.fd)
+    pool.close()
 
 
 def test_a_pool_that_shrinks_under_running_copies_never_kills_the_process() -> None:
@@ -266,7 +266,7 @@ def test_a_pool_that_shrinks_under_running_copies_never_kills_the_process() -> N
                 session.submit(kind, CACHE, [CopyGroup(0, 0, tuple(half), slots)], word=word)
             os.ftruncate(pool.fd, rng.randrange(BIG_POOL))
             statuses |= {end[1] for end in session.wait(2)}
-        os.close(pool.fd)
+        pool.close()
     assert statuses <= {"done", "failed"}
     assert "failed" in statuses
 
