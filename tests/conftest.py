@@ -23,7 +23,8 @@ os.environ["XDG_CACHE_HOME"] = _cache.name
 
 
 DESCRIPTORS_LEFT_MAX = 300
-"""Of all tests of a process. select() takes none above 1023, and each may stand for a thread or a connection."""
+"""All tests of a process may leave so many open. select() takes none above 1023, and each may stand for a thread or a
+connection."""
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -62,11 +62,11 @@ class Announcements:
         return not (self.unasked + 1) % TRIED_EVERY or now_ns >= self.try_at_ns
 
     def passed_over(self) -> None:
-        """Such a chunk was looked up, and is not looked for."""
+        """A chunk of which nobody has told was looked up, and is not looked for."""
         self.unasked += 1
 
     def tries(self, now_ns: int) -> None:
-        """Such a chunk is looked for."""
+        """A chunk of which nobody has told is looked for."""
         self.unasked += 1
         self.try_at_ns = now_ns + TRIED_MS * MILLISECOND_NS
 

@@ -487,7 +487,7 @@ def test_a_child_forked_while_a_descriptor_is_closed_does_not_close_its_number_a
 
 
 def said_by_a_child(say: Callable[[], str]) -> str:
-    """What a forked child says: its stacks when it says nothing in time. No test goes on in the child."""
+    """Reads what a forked child says: its stacks when it says nothing in time. No test goes on in the child."""
     reading, writing = os.pipe()
     with tempfile.TemporaryFile() as stacks:
         child = os.fork()

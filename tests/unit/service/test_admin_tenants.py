@@ -9,8 +9,8 @@ from kvserver.index import tags
 from kvserver.service.holdings.accounts import Quota
 from kvserver.service.state import clear_notes
 from kvserver.transfer.native import Ledger, create_memfd
-from kvserver.wire.admin import ClearTenant, TenantCleared
-from kvserver.wire.messages import Clear, GroupBlocks, Retrieved, Unregister, Unregistered
+from kvserver.wire.admin import ClearNamespace, ClearTenant, TenantCleared
+from kvserver.wire.messages import Clear, Cleared, GroupBlocks, Retrieved, Unregister, Unregistered
 from kvserver.wire.orders import ForgetNotes
 from tests.rigs.admin_rig import command
 from tests.rigs.brain_lives import SPAN_BYTES, Life
@@ -183,7 +183,8 @@ def test_a_namespace_that_was_forgotten_with_its_note_is_nobodys() -> None:
     assert clear(rig, "chat") == TenantCleared(1, 0, 0)
 
 
-def test_a_tenant_is_cleared_also_where_no_device_could_remove_the_note_of_its_namespace() -> None:
+@pytest.mark.parametrize("what", ["tenant", "namespace"])
+def test_a_clear_holds_also_where_no_device_could_remove_the_note_of_a_namespace(what: str) -> None:
     rig = DiskRig(namespaces_max=1, notes_max=0)
     client = stored(rig, "a", "chat")
     assert isinstance(client.ask(Unregister(rig.number(), client.cache)), Unregistered)
@@ -192,7 +193,10 @@ def test_a_tenant_is_cleared_also_where_no_device_could_remove_the_note_of_its_n
     rig.wait_ms(100)
     assert [order.namespaces for order in rig.orders if isinstance(order, ForgetNotes)] == [[namespace("a")]]
     rig.notes_kept = True
-    assert clear(rig, "chat") == TenantCleared(1, 0, 1)
+    if what == "tenant":
+        assert clear(rig, "chat") == TenantCleared(1, 0, 1)
+    else:
+        assert isinstance(command(rig, ClearNamespace(namespace=namespace("a"))), Cleared)
     restart(rig)
     assert found(rig, "a", "chat") == 0
 
