@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvserver.wire.messages import Lookup, Release
+from kvserver.wire.messages import Await, Lookup, Pledge, Release, Unpledge
 
 from .content import Path, key_of, keys_of
 from .ledger import needed
@@ -38,6 +38,8 @@ class SimEngine:
         self.leases: list[Granted] = []
         self._stored = list(stored)
         """Prefixes of recent stores."""
+        self._steps: dict[Path, int] = {}
+        """Pledged prefix -> the first chunk of the next piece that is stored."""
         self._world = world
         self.scheduler = Process(world, self, -1)
         self.workers = [Process(world, self, rank) for rank in range(shape.ranks)]
@@ -99,6 +101,68 @@ class SimEngine:
         if rng.random() < 0.1:
             keys += UNKNOWN_KEYS[: 1 + int(rng.random() * 5)]
         return keys
+
+    def plan_pledge(self) -> None:
+        """Pledges a prefix, mostly one that goes on where a recent store ended. Stores may follow, or not."""
+        world, rng = self._world, self._world.rng
+        path = self._path()
+        if self._stored and rng.random() < 0.5:
+            path = (rng.choice(self._stored) + path)[: world.swarm.depth]
+        who = self.scheduler if rng.random() < 0.7 else rng.choice(self.workers)
+        if who.ready:
+            ttl_ms = world.swarm.ms(rng.choice((20, 300, 5000)))
+            who.send(Pledge(who.next_id(), self._digest(), b"".join(keys_of(path)), ttl_ms), who.quick_peer())
+            world.pledged.append((self.digest, path))
+            del world.pledged[:-6]
+            self._steps[path] = 0
+            for _ in range(int(rng.random() * 4)):
+                self._store_next(path)
+            for other in [other for other in world.engines if other is not self and other.digest == self.digest]:
+                if rng.random() < 0.5:
+                    other.plan_await()
+
+    def plan_pledged_store(self) -> None:
+        """Stores a piece of a pledged prefix, as an engine does that computes it in steps: its own, or another's."""
+        rng = self._world.rng
+        paths = [path for digest, path in self._world.pledged if digest == self.digest]
+        if not paths:
+            return
+        path = rng.choice(paths[-3:])
+        if rng.random() < 0.2:
+            self._steps[path] = int(rng.random() * len(path))
+        self._store_next(path)
+
+    def _store_next(self, path: Path) -> None:
+        rng = self._world.rng
+        first = self._steps.get(path, 0)
+        end = min(len(path), first + 1 + int(rng.random() * 2))
+        self._steps[path] = end % len(path)
+        self._stored = [*self._stored[-3:], path[:end]]
+        for worker in self.workers:
+            if not self._world.chance("rank-skips"):
+                worker.todo.append(StoreTask(path[:end], first, self._store_ranges(first, end)))
+
+    def plan_await(self) -> None:
+        """A lookup that may wait for a pledged prefix, or for one of which nobody knows."""
+        rng = self._world.rng
+        paths = [path for digest, path in self._world.pledged if digest == self.digest]
+        keys = keys_of(rng.choice(paths)) if paths and rng.random() < 0.8 else self.keys_to_ask()
+        if rng.random() < 0.3:
+            keys = keys[: 1 + int(rng.random() * len(keys))]
+        who = self.scheduler if rng.random() < 0.8 else rng.choice(self.workers)
+        if who.ready:
+            number, least = who.next_id(), 0 if rng.random() < 0.7 else int(rng.random() * 4)
+            self._world.router.asks(who, number)
+            who.send(Await(number, self._digest(), b"".join(keys), least), who.quick_peer())
+
+    def unpledge(self) -> None:
+        """Takes a pledge back: a living one of its own, one that is over, or another's."""
+        rng = self._world.rng
+        who = rng.choice(self.processes)
+        if who.ready and who.pledges:
+            owner = rng.choice(self._world.engines) if rng.random() < 0.2 else self
+            numbers = [number for process in owner.processes for number in process.pledges] or who.pledges
+            who.send(Unpledge(who.next_id(), rng.choice(numbers)), who.quick_peer())
 
     def plan_mixed_lookup(self) -> None:
         """Looks up keys that are not one chain. Only a broken client sends these."""

@@ -103,7 +103,7 @@ def begin_unmap(core: Core, cache: Cache, now_ns: int) -> None:
     core.chunks.spaces[cache.digest].touch(now_ns)
     cache.become("unmapping")
     core.timers.cancel("map", cache.number)
-    for job in [core.jobs[number] for number in sorted(cache.jobs) if core.jobs[number].held is not None]:
+    for job in [core.jobs[number] for number in sorted(cache.jobs) if core.jobs[number].is_waiting]:
         transfers.cancel(core, job, now_ns)  # the mover was never told of it and would not wait for it
     if not movers.forget_queued(core, cache):
         core.instruct(cache.mover, UnmapCache(cache.number))

@@ -10,6 +10,7 @@ from kvserver.errors import DeviceError, RequestError, ResourceError
 from kvserver.service.base.effects import Ask, Instruct
 from kvserver.service.holdings.capacity import chunks_that_fit
 from kvserver.service.requests import kv_events, mismatches, namespaces, scrub, transfers
+from kvserver.service.requests.lookup import end as end_lease
 from kvserver.service.state.caches import Cache
 from kvserver.service.state.core import MILLISECOND_NS, Core
 from kvserver.service.state.movers import Mover
@@ -183,6 +184,8 @@ def forget_cache(core: Core, cache: Cache) -> None:
     if space is not None:
         space.cache_left()
         if not space.caches and not space.nodes:  # a namespace without chunks or caches fixes no shape
+            for lease in [lease for lease in core.leases.values() if lease.space is space]:
+                end_lease(core, lease)  # it awaited a prompt of which nothing has come
             core.chunks.clear(space, "cleared")
             kv_events.cleared(core, space)  # its last chunk may have gone in this event
             namespaces.left(core, space)
