@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
+from kvserver.wire.admin import ClearNamespace, DrainServer
 from kvserver.wire.messages import (
     KEY_BYTES,
     Await,
@@ -21,6 +23,7 @@ from kvserver.wire.messages import (
     Unregister,
 )
 from kvserver.wire.orders import Copy
+from tests.rigs.admin_rig import command
 from tests.rigs.brain_rig import FULL, NAMESPACE, STATE, WINDOW, Client, Rig, chain, ids, is_refusal, key
 
 CHUNKS = 5
@@ -405,3 +408,84 @@ def test_an_engine_pledges_only_where_it_has_a_cache() -> None:
     assert scene.pledge(by=stranger).chunks == 0
     unknown = scene.producer.ask(Pledge(scene.rig.number(), bytes(32), KEYS, TTL_MS))
     assert (unknown.pledge, unknown.held, unknown.chunks) == (0, 0, 0)
+
+
+def two_ranks(**bounds: Any) -> tuple[Rig, list[Client], Client]:
+    """An engine of two ranks, each with a shard of every chunk, and a rank of another one."""
+    rig = Rig(**bounds)
+    shards = [msgspec.structs.replace(FULL, shards=2, shard=rank) for rank in range(2)]
+    ranks = [Client(rig, engine="producer", epoch=11, ranks=2, rank=rank).register([shards[rank]]) for rank in range(2)]
+    other = Client(rig, engine="other", epoch=12, ranks=2, rank=0).register([shards[0]])
+    return rig, ranks, other
+
+
+def piece_of(client: Client, first: int, end: int) -> Store:
+    parent = key(KEYS, first - 1) if first else b""
+    blocks = GroupBlocks(0, 3 * first, ids(*range(3 * (end - first))))
+    head = client.rig.number(), client.cache, 5, 1, 10_000, first, parent
+    return Store(*head, KEYS[first * KEY_BYTES : end * KEY_BYTES], [blocks])
+
+
+def test_a_chunk_comes_when_the_last_rank_has_stored_its_shard() -> None:
+    rig, ranks, other = two_ranks()
+    ranks[0].ask(Pledge(rig.number(), NAMESPACE, KEYS, TTL_MS))
+    found = other.ask(Await(rig.number(), NAMESPACE, KEYS, 1))
+    wait = other.retrieving(found.lease, GroupBlocks(0, 0, ids(0, 1, 2)), more=True)
+    other.ask(wait)
+    ranks[0].ask(piece_of(ranks[0], 0, 2))
+    assert (other.peer, wait.id) not in rig.answers
+    ranks[1].ask(piece_of(ranks[1], 0, 1))
+    assert isinstance(rig.answers[other.peer, wait.id], Retrieved)
+
+
+@pytest.mark.parametrize("how", ["fails", "never stores"])
+def test_a_rank_that_does_not_store_its_shard_ends_the_await(how: str) -> None:
+    rig, ranks, other = two_ranks(reserve_ttl_ms=1_000)
+    ranks[0].ask(Pledge(rig.number(), NAMESPACE, KEYS, TTL_MS))
+    found = other.ask(Await(rig.number(), NAMESPACE, KEYS, 1))
+    wait = other.retrieving(found.lease, GroupBlocks(0, 0, ids(0, 1, 2)), more=True)
+    other.ask(wait)
+    ranks[0].ask(piece_of(ranks[0], 0, 1))
+    if how == "fails":
+        rig.movers_copy = False
+        ranks[1].ask(piece_of(ranks[1], 0, 1))
+        rig.finish("failed", "io", "planted")
+    else:
+        rig.wait_ms(1_100)
+    assert is_refusal(rig.answers[other.peer, wait.id], "device", "not-coming")
+    assert rig.core.counters.pledges_ended["not-stored"] == 1
+
+
+def test_a_server_that_is_drained_takes_no_pledge_and_ends_those_that_cannot_be_kept() -> None:
+    scene = Scene()
+    scene.pledge()
+    found = scene.await_()
+    wait = scene.retrieve(found.lease, 0, 1)
+    command(scene.rig, DrainServer())
+    assert scene.answer(wait) is None
+    assert is_refusal(scene.store(0, 1), "resource", "draining")
+    assert is_refusal(scene.answer(wait), "device", "not-coming")
+    refused = scene.producer.ask(Pledge(scene.rig.number(), NAMESPACE, chain(9, 1), TTL_MS))
+    assert is_refusal(refused, "resource", "draining")
+
+
+def test_a_pledge_that_ended_gives_its_keys_to_whoever_comes_next() -> None:
+    scene = Scene()
+    scene.unpledge(scene.pledge().pledge)
+    assert scene.pledge(by=scene.other).chunks == CHUNKS
+    found = scene.await_(by=scene.producer)
+    assert (found.awaited, found.producer) == (CHUNKS, "other")
+
+
+def test_what_lies_behind_a_cleared_prefix_is_not_awaited_any_more() -> None:
+    scene = Scene()
+    scene.store(0, 2)
+    scene.pledge()
+    found = scene.await_()
+    wait = scene.retrieve(found.lease, 2, 3)
+    command(scene.rig, ClearNamespace(NAMESPACE, key(KEYS, 0)))
+    assert is_refusal(scene.answer(wait), "device", "cleared")
+    stored = scene.store(2, 3)
+    assert stored.why == "parent-absent"
+    scene.check_nothing_is_left()
+    assert scene.pinned == 0
