@@ -24,14 +24,15 @@ class Pledging:
         it.is_pledged = True
         chunks = min(it.prompt_tokens // self._options.chunk_tokens, it.chunks)
         if (chunks - it.frontier) * self._options.chunk_tokens >= max(1, self._options.retrieve_tokens_min):
-            it.pledged_until = chunks
+            it.pledged_from, it.pledged_until = 0 if it.storing else it.frontier, chunks
             self._new.append(PledgeOrder(it.name, it.key_range(0, chunks)))
 
     def pledged(self, it: Request | None, result: PledgeResult) -> None:
-        """The server's answer. A request that has ended meanwhile gives the pledge back."""
+        """The server's answer. A request that has ended meanwhile gives the pledge back. So does one of which the
+        server has lost chunks since it was asked: they are not stored again."""
         if not result.number:
             return
-        if it is None or it.phase is not Phase.RUNNING:
+        if it is None or it.phase is not Phase.RUNNING or result.held < it.pledged_from:
             self._over.append(result)
         else:
             it.pledge = result

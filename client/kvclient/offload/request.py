@@ -109,8 +109,9 @@ class Request:
     """Largest end chunk of stores that ended since the lookup was sent, which its answer cannot include."""
     is_pledged: bool = False
     """Others were told that the engine computes it, or it was found not worthwhile."""
+    pledged_from: int = 0
     pledged_until: int = 0
-    """End of the chunks that were to be pledged."""
+    """The chunks that were to be pledged: those before are held, if no store of them is in flight."""
     pledge: PledgeResult | None = None
     jobs: int = 0
     """Jobs in flight: stores, and retrieves from before or after a preemption."""

@@ -75,13 +75,17 @@ def _may_pledge(core: Core, session: Session, space: Space) -> bool:
 
 
 def _free(core: Core, space: Space, keys: bytes) -> int:
-    """How many of the leading chunks nobody has pledged, and have room beside what others have."""
+    """How many of the leading chunks nobody has pledged, and have room beside what others have. Keys that come twice
+    are no chain, and end it."""
     room = core.bounds.arena_bytes * core.bounds.pledged_percent_max // 100 - core.pledges.slot_bytes
     most = min(len(keys) // KEY_BYTES, max(0, room // space.group_bytes(space.needed)))
-    chunks = 0
-    while chunks < most and core.pledges.of(space, keys[chunks * KEY_BYTES : (chunks + 1) * KEY_BYTES]) is None:
-        chunks += 1
-    return chunks
+    seen: set[bytes] = set()
+    while len(seen) < most:
+        key = keys[len(seen) * KEY_BYTES : (len(seen) + 1) * KEY_BYTES]
+        if key in seen or core.pledges.of(space, key) is not None:
+            break
+        seen.add(key)
+    return len(seen)
 
 
 def unpledge(core: Core, session: Session, peer: int, request: Unpledge, now_ns: int) -> None:
@@ -92,11 +96,13 @@ def unpledge(core: Core, session: Session, peer: int, request: Unpledge, now_ns:
     core.answer(peer, Unpledged(request.id))
 
 
-def not_stored(core: Core, session: Session, space: Space, key: bytes) -> None:
-    """An engine could not store a chunk. If it has pledged it, nobody awaits it after this event."""
-    made = core.pledges.of(space, key)
-    if made is not None and made.session.engine is session.engine:
-        core.pledges.breaks(made, "not-stored")
+def not_stored(core: Core, session: Session, space: Space, keys: bytes) -> None:
+    """An engine could not store these chunks. If it has pledged some, nobody awaits them after this event."""
+    for at in range(0, len(keys), KEY_BYTES) if core.pledges else ():
+        made = core.pledges.of(space, keys[at : at + KEY_BYTES])
+        if made is not None and made.session.engine is session.engine:
+            core.pledges.breaks(made, "not-stored")
+            return
 
 
 def overdue(core: Core, number: int, now_ns: int) -> None:
@@ -139,7 +145,7 @@ def turn(core: Core, now_ns: int) -> None:
         if made.number not in core.pledges:
             continue
         made.moved(now_ns)
-        if made.to_come:
+        if made.came < made.chunks:
             _set_timer(core, made)
         else:
             end(core, made, "stored", now_ns)

@@ -67,7 +67,7 @@ def store(core: Core, session: Session, peer: int, request: Store, now_ns: int) 
     try:
         admission.check_store(core, cache.digest, now_ns)
     except ResourceError:
-        awaits.not_stored(core, session, core.chunks.spaces[cache.digest], request.keys[:KEY_BYTES])
+        awaits.not_stored(core, session, core.chunks.spaces[cache.digest], request.keys)
         raise
     space = core.chunks.spaces[cache.digest]
     parent = space.find(request.parent) if request.first_chunk else space.root
@@ -91,9 +91,8 @@ def store(core: Core, session: Session, peer: int, request: Store, now_ns: int) 
         runs=walk.runs,
         why=walk.why,
     )
-    if walk.why and core.pledges:
-        first = len(walk.nodes) * KEY_BYTES
-        awaits.not_stored(core, session, space, request.keys[first : first + KEY_BYTES])
+    if walk.why:
+        awaits.not_stored(core, session, space, request.keys[len(walk.nodes) * KEY_BYTES :])
     if any(slot != ABSENT for run in job.runs for slot in run.slots):
         copies = [_copy_group(run, span) for run, span in zip(job.runs, spans, strict=True) if run.slots]
         _submit(core, job, request, copies, now_ns)
@@ -196,8 +195,7 @@ def _store_ended(core: Core, job: Job, done: Done, now_ns: int) -> None:
     else:
         for position, part in sorted(mine, reverse=True):
             core.chunks.give_up(job.walk[position], part, job.number, reason)
-        if core.pledges and mine:
-            awaits.not_stored(core, job.session, job.space, job.walk[min(mine)[0]].key)
+        awaits.not_stored(core, job.session, job.space, b"".join([node.key for node in job.walk]))
     core.chunks.job_ended(job.number)
     if core.remotes and kept and job.walk:
         pursuits.offer_stored(core, job.space, job.walk[-1], completed, now_ns)

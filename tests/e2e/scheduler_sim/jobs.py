@@ -127,7 +127,7 @@ class Jobs:
         parent = job.parent
         for index, key in enumerate(job.keys):
             if index == stop or (parent and parent not in self._server.chunks):
-                self._server.not_stored(key)
+                self._server.not_stored(job.keys[index:])
                 return index, "full" if index == stop else "parent-absent"
             parts: dict[tuple[int, int], list[list[bytes]]] = {}
             for item in job.blocks:

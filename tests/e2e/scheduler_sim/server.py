@@ -113,9 +113,9 @@ class Server:
                     keys.remove(key)
         self.pledged = {number: keys for number, keys in self.pledged.items() if keys}
 
-    def not_stored(self, key: bytes) -> None:
-        """A store did not bring this chunk: whoever has pledged it does not keep its word."""
-        self.pledged = {number: keys for number, keys in self.pledged.items() if key not in keys}
+    def not_stored(self, missing: list[bytes]) -> None:
+        """A store did not bring these chunks: whoever has pledged some does not keep its word."""
+        self.pledged = {number: keys for number, keys in self.pledged.items() if not set(keys) & set(missing)}
 
     def pledge(self, asked: list[bytes]) -> PledgeResult:
         held = next((count for count in range(len(asked), 0, -1) if self._servable(asked[:count])), 0)
@@ -147,7 +147,9 @@ class Server:
         promised = {key for promise in self.leases.values() for key in promise.keys}
         free = [key for key in self.chunks if key not in promised]
         if free:
-            del self.chunks[self._rng.choice(free)]
+            key = self._rng.choice(free)
+            del self.chunks[key]
+            self.not_stored([key])  # of a chunk that some rank had not stored yet the others' parts are gone
 
     def expire(self) -> None:
         for number in [number for number, promise in self.leases.items() if promise.expires_s <= self._clock.now_s]:

@@ -34,11 +34,11 @@ def ask_again(at: Desk) -> None:
     assert at.match(tokens=TOKENS) is None
 
 
-def pledged(at: Desk, number: int = 7) -> PledgeOrder:
-    """Answers the one new pledge."""
+def pledged(at: Desk, number: int = 7, held: int = 0) -> PledgeOrder:
+    """Answers the one new pledge. held: chunks that the server has."""
     (new,), over = at.offload.take_pledges()
     assert over == []
-    at.offload.pledged(new.request, PledgeResult(number, 0, len(new.keys) // 32, 7))
+    at.offload.pledged(new.request, PledgeResult(number, held, len(new.keys) // 32 - held, 7))
     return new
 
 
@@ -126,7 +126,7 @@ def test_a_request_is_pledged_once_when_it_is_computed_and_not_before() -> None:
     assert at.offload.take_pledges() == ([], []), "it waits for its retrieve"
     at.retrieve_ends(retrieve)
     at.stored(tokens=2 * CHUNK)
-    assert pledged(at) == PledgeOrder("r", keys_of(CHUNKS))
+    assert pledged(at, held=1) == PledgeOrder("r", keys_of(CHUNKS))
     at.stored(tokens=3 * CHUNK)
     assert at.offload.take_pledges() == ([], [])
 
@@ -209,6 +209,15 @@ def test_a_pledge_that_the_server_did_not_take_is_not_taken_back() -> None:
     at.offload.pledged(new.request, PledgeResult(0, 0, 0))
     at.offload.finish("r")
     assert taken_back(at) == []
+
+
+def test_a_pledge_on_chunks_that_the_server_has_lost_since_is_taken_back() -> None:
+    at = desk()
+    at.admit(tokens=TOKENS, found=2, hbm=2 * CHUNK)
+    at.stored(tokens=3 * CHUNK)
+    (new,), _ = at.offload.take_pledges()
+    at.offload.pledged(new.request, PledgeResult(7, 1, 4, 7))
+    assert taken_back(at) == [7], "chunk 1 is not stored again"
 
 
 def test_an_engine_that_only_loads_waits_and_pledges_nothing() -> None:

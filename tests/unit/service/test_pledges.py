@@ -5,12 +5,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from kvserver.cli.explain import sentences
 from kvserver.wire.admin import ClearNamespace, DrainServer
+from kvserver.wire.explanation import Explanation, decode_explanations
 from kvserver.wire.messages import (
     KEY_BYTES,
     Await,
     Awaited,
     Clear,
+    Explain,
     GroupBlocks,
     Pledge,
     Pledged,
@@ -229,6 +232,23 @@ def test_a_store_that_finds_no_room_ends_the_await() -> None:
     scene.check_nothing_is_left()
 
 
+def test_a_store_that_is_short_before_its_pledged_chunks_ends_the_await() -> None:
+    """The chunk before is gone, so the store does not come to what was pledged."""
+    scene = Scene()
+    scene.store(0, 2)
+    scene.pledge()
+    found = scene.await_()
+    wait = scene.retrieve(found.lease, 2, 3)
+    scene.other.ask(Release(scene.rig.number(), found.lease))
+    assert scene.answer(wait) is None
+    client = scene.producer
+    head = scene.rig.number(), client.cache, 5, 1, 10_000, 1, chain(7, 1)
+    blocks = GroupBlocks(0, 3, ids(*range(12)))
+    stored = client.ask(Store(*head, KEYS[KEY_BYTES:], [blocks]))
+    assert stored.why == "parent-absent"
+    assert is_refusal(scene.answer(wait), "device", "not-coming")
+
+
 def test_a_pledge_whose_client_gave_its_store_up_is_over() -> None:
     scene = Scene()
     scene.pledge()
@@ -385,6 +405,25 @@ def test_keys_of_a_pledge_are_whole_and_not_too_many(keys: bytes) -> None:
     assert is_refusal(wrong, "request", "namespace", "31 bytes")
 
 
+def test_keys_that_come_twice_are_pledged_once() -> None:
+    scene = Scene()
+    assert scene.pledge(KEYS + KEYS[:KEY_BYTES] + chain(8, 2)).chunks == CHUNKS
+    assert scene.pledge(chain(9, 1) * 3).chunks == 1
+
+
+def test_a_pledge_of_keys_that_are_no_chain_brings_no_bytes_of_others() -> None:
+    """The second key is held at another depth, under another parent."""
+    scene = Scene()
+    scene.store(0, 3, chain(50, 3))
+    torn = chain(51, 1) + key(chain(50, 3), 2)
+    scene.pledge(torn)
+    found = scene.await_(torn)
+    wait = scene.retrieve(found.lease, 0, 2)
+    assert scene.store(0, 2, torn).why == "parent-absent"
+    assert is_refusal(scene.answer(wait), "device", "not-coming")
+    assert scene.await_(torn).chunks == 1
+
+
 def test_a_pledge_belongs_to_its_session() -> None:
     scene = Scene()
     pledge = scene.pledge().pledge
@@ -489,3 +528,21 @@ def test_what_lies_behind_a_cleared_prefix_is_not_awaited_any_more() -> None:
     assert stored.why == "parent-absent"
     scene.check_nothing_is_left()
     assert scene.pinned == 0
+
+
+def test_explain_says_who_computes_a_chunk_and_for_how_long_others_wait() -> None:
+    scene = Scene(pledge_patience_ms=4_000)
+    scene.store(0, 1)
+    assert explained(scene).producer == ""
+    scene.pledge(ttl_ms=60_000)
+    scene.rig.wait_ms(1_500)
+    found = explained(scene)
+    assert (found.chunks, found.producer, found.producer_s) == (1, "producer", 2.5)
+    assert sentences(found)[-1] == "  engine producer computes it now, and others wait for it for another 2.5 s"
+    assert scene.rig.service.status(scene.rig.now_ns).pledges == 1
+
+
+def explained(scene: Scene) -> Explanation:
+    reply = scene.other.ask(Explain(scene.rig.number(), NAMESPACE, KEYS))
+    (found,) = decode_explanations(reply.document)
+    return found
