@@ -35,7 +35,7 @@ class Server:
         self.coming = 0
         """Chunks after those that a remote store may bring."""
         self.may_wait = False
-        """Of the last lookup."""
+        """Whether the last lookup could wait."""
         self.pledges: dict[int, bytes] = {}
         """Pledges that were not taken back -> their keys."""
         self.released: list[int] = []

@@ -1,4 +1,4 @@
-"""What the simulator knows of pledges: who has pledged which chunk, and for how long anybody may count on it."""
+"""The simulator's own books of pledges: who has pledged which chunk, and for how long anybody may count on it."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Which prompts this engine has pledged at the server, so that other engines wait for them instead of computing them.
 
 A request is pledged in the step in which the engine first computes it, and never while it waits. The pledge is taken
-back when the request loses its blocks, is aborted, or stores no more. What was stored until then stays.
+back when the request loses its blocks, is aborted, or stores no more. All that was stored until then stays.
 """
 
 from kvclient.offload.request import Phase, Request

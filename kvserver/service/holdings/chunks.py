@@ -52,7 +52,7 @@ class PledgeHolder(Protocol):
 
 
 class PledgedSide(Protocol):
-    """The part of state/pledges.py that this file calls. That file stands above this one."""
+    """The part of state/pledges.py that this file calls. It stands above this file."""
 
     def __len__(self) -> int: ...
     def servable(self, space: Space, node: Node) -> Sequence[PledgeHolder]: ...

@@ -65,8 +65,8 @@ def pledge(core: Core, session: Session, peer: int, request: PledgeRequest, now_
 
 
 def _may_pledge(core: Core, session: Session, space: Space) -> bool:
-    """The engine has a cache of the namespace, and a chunk of it can be stored. What window and state groups need
-    depends on where a prompt ends, so chunks of such namespaces are not pledged."""
+    """The engine has a cache of the namespace, and a chunk of it can be stored. Namespaces with window or state
+    groups are left out: the chunks that these need depend on where a prompt ends."""
     if not space.only_full or not space.complete:
         return False
     return any(

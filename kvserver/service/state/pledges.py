@@ -85,7 +85,7 @@ class Pledge:
 
 
 class News(NamedTuple):
-    """What became of pledges in one event."""
+    """The news of pledges in one event."""
 
     advanced: dict[Pledge, None]
     """Pledges of which chunks have come."""
@@ -184,7 +184,7 @@ class Pledges(Table[Pledge]):
         return holders
 
     def gave_up(self, space: Space, key: bytes) -> None:
-        """What was reserved for a chunk was given up before it became servable."""
+        """The slots reserved for a chunk were given up before it became servable."""
         pledge = self.of(space, key)
         if pledge is not None:
             self.breaks(pledge, "not-stored")

@@ -1,4 +1,4 @@
-"""What vLLM's scheduler half tells the server of prompts that it computes, and when it takes that back."""
+"""Pledges of vLLM's scheduler half: when it makes them, and when it takes them back."""
 
 from tests.rigs.vllm_rig import CHUNK, Bench, request, stored
 
