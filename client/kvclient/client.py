@@ -271,8 +271,8 @@ class Client:
         """Say that this engine computes the prompt now and will store it, so that others may wait for it.
 
         Call it when the request is scheduled. Runs in the caller's thread, as lookup() does. keys: all keys of the
-        prompt. Chunks that are held, or pledged by others, are not pledged again. The pledge ends with its last chunk, with a
-        store that fails or is short, when nothing is stored for a while, after ttl_s, and with this process.
+        prompt. Chunks that are held, or pledged by others, are not pledged again. The pledge ends with its last chunk,
+        with a store that fails or is short, when nothing is stored for a while, after ttl_s, and with this process.
         """
         self._check_alive()
         link = self._gate.link
