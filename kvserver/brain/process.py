@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Never
+from typing import TYPE_CHECKING, Any, Never
 
 import msgspec
 import uvloop
@@ -27,7 +27,6 @@ from kvserver.brain.http.server import HttpServer, Snapshot, SnapshotBoard
 from kvserver.brain.listeners import Board, MoverDoor, SupervisorDoor, open_door, read_request
 from kvserver.brain.local_listener import LocalDoor
 from kvserver.brain.offers import Offers
-from kvserver.brain.publisher import Publisher
 from kvserver.brain.zmq_listener import LONG_BYTES, ZmqDoor
 from kvserver.config.config import Config
 from kvserver.config.descriptor_limit import Share, fit
@@ -81,6 +80,9 @@ from kvserver.wire.orders import (
     decode_report,
 )
 from kvserver.wire.zmtp import Message
+
+if TYPE_CHECKING:
+    from kvserver.brain.publisher import Publisher
 
 MOVERS_DESCRIPTORS = 2
 REPORTS_PER_TURN = 8
@@ -166,8 +168,13 @@ class Shell:
             ChangeLogLevel: lambda effect: logs.set_level(effect.level),
         }
         if config.events_endpoint:
-            publisher = self._publisher = Publisher(config, incarnation)
-            self._effects[Tell] = lambda effect: publisher.publish(effect.events)
+            self._publish_events(incarnation)
+
+    def _publish_events(self, incarnation: int) -> None:
+        from kvserver.brain.publisher import Publisher  # noqa: PLC0415 - libzmq takes an eighth of all imports
+
+        publisher = self._publisher = Publisher(self._config, incarnation)
+        self._effects[Tell] = lambda effect: publisher.publish(effect.events)
 
     async def run(self) -> None:
         """Serves until SIGTERM, or until the supervisor is gone."""

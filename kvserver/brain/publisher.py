@@ -86,6 +86,8 @@ class Publisher:
         self._batches.put(None)
         os.eventfd_write(self._bell, 1)
         self._thread.join(CLOSE_S)
+        if not self._thread.is_alive():
+            os.close(self._bell)
 
     # ---------------------------------------------------------------- the thread
 

@@ -83,9 +83,9 @@ def clear(store: Store, remote: Remote, namespaces: Sequence[bytes]) -> int:
                 f"{remote.name} has no note of {digest.hex()} for tenant {remote.tenant!r}, so no server finds chunks"
             )
             raise ConfigError("remote-namespace", f"{text} of it; `kvserver remote inspect` lists those with a note")
-        known = namespace_note.decode(packed)
+        known = namespace_note.decode(packed, name)
         document = known.document if known is not None else b""
-        store.replace_note(name, namespace_note.encode(NamespaceNote(secrets.randbits(64), document)))
+        store.replace_note(name, namespace_note.encode(NamespaceNote(secrets.randbits(64), document), name))
     return len(namespaces)
 
 
@@ -119,7 +119,7 @@ def sweep(
     for digest in namespaces:
         name = NamespaceName(remote.tenant, digest)
         for some in store.values(name):
-            note = namespace_note.decode(store.notes([name])[0])
+            note = namespace_note.decode(store.notes([name])[0], name)
             if note is None:
                 break
             old = [value for value in some if value.epoch != note.epoch or _is_unused(value, unused_since_s)]
@@ -164,16 +164,16 @@ class Look:
         digests = self._listed_namespaces()
         for first in range(0, len(digests), NOTES_AT_A_TIME):
             some = digests[first : first + NOTES_AT_A_TIME]
-            notes = self._store.notes([self._name(digest) for digest in some])
-            for digest, packed in zip(some, notes, strict=True):
-                self._say(f"namespace {digest.hex()}: {_said_of(packed)[1]}")
+            names = [self._name(digest) for digest in some]
+            for name, packed in zip(names, self._store.notes(names), strict=True):
+                self._say(f"namespace {name.namespace.hex()}: {_said_of(name, packed)[1]}")
         self._say(f"{self._at_least()}{len(digests):,} namespaces")
 
     def namespace(self, beginning: str) -> None:
         """Prints what one namespace has, of the epoch that counts and of others. Raises ConfigError or StoreError."""
         name = self._name(self._digest(beginning))
         (packed,) = self._store.notes([name])
-        note, said = _said_of(packed)
+        note, said = _said_of(name, packed)
         self._say(f"namespace {name.namespace.hex()}: {said}")
         if note is not None and (document := decode_document(note.document)) is not None:
             for line in _groups(document):
@@ -189,7 +189,7 @@ class Look:
         StoreError."""
         name = self._name(self._digest(beginning))
         (packed,) = self._store.notes([name])
-        note, said = _said_of(packed)
+        note, said = _said_of(name, packed)
         if note is None:
             self._say(f"namespace {name.namespace.hex()}: {said}")
             return False
@@ -276,9 +276,9 @@ class Look:
         return f"ended {self._ended}; at least " if self._ended else ""
 
 
-def _said_of(packed: bytes | None) -> tuple[NamespaceNote | None, str]:
+def _said_of(name: NamespaceName, packed: bytes | None) -> tuple[NamespaceNote | None, str]:
     """A namespace's note, and what it says in words."""
-    note = namespace_note.decode(packed)
+    note = namespace_note.decode(packed, name)
     if note is None:
         why = "without a note" if packed is None else "its note is damaged"
         return None, f"{why}: no server finds its chunks, and the next that uses it begins a fresh epoch"

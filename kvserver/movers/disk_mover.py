@@ -53,6 +53,7 @@ from kvserver.wire.orders import (
     Moved,
     Note,
     Noted,
+    NotesForgotten,
     Order,
     Promote,
     Ready,
@@ -320,9 +321,9 @@ class DiskMover:
 
     def _forget(self, namespaces: list[bytes], void: int) -> None:
         """Removes notes, but not on a device with a problem: the note of a living namespace may be missing there."""
-        for number, device in enumerate(self._devices):
-            if not device.problem and not device.notes_problem:
-                self._writes_notes(number, lambda at: disk_notes.forget(at, namespaces, void))
+        well = [n for n, device in enumerate(self._devices) if not device.problem and not device.notes_problem]
+        kept = [self._writes_notes(n, lambda at: disk_notes.forget(at, namespaces, void)) for n in well]
+        self._report(NotesForgotten(namespaces, any(kept)))
 
     def _writes_notes(self, number: int, write: Callable[[str], None]) -> bool:
         """Calls write() with a device's directory. Whether it succeeded.

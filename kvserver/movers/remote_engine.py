@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Generic, Literal, NamedTuple, TypeVar
 
@@ -24,6 +24,8 @@ from kvserver.remote.store import Cursor, Gone, Store, StoreError
 JOBS_MAX = 4096
 """Jobs that wait or are under way."""
 PROBE_THREADS = 1
+RAMP_WAIT_S = 0.2
+"""For which a call waits for others to a node that recovers: few are under way at a time there, and soon all may be."""
 TRY_EVERY_S = 0.05
 """How often it is looked at whether a node that is left alone should be tried."""
 LISTENED_BYTES_MAX = 8192
@@ -144,8 +146,8 @@ class RemoteEngine:
     ) -> None:
         """connections: of the store, that bring payloads, and as many that take them out.
 
-        There are more threads than connections, because a thread also computes digests. One that writes also waits for
-        the head to be written, over another connection."""
+        There are more threads than connections, because a thread also computes digests. Three write for each
+        connection: two have a call under way, of a payload or its head, and one computes."""
         self.eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._store = store
         self._arena = arena
@@ -154,6 +156,7 @@ class RemoteEngine:
         self._chance = random.Random(seed).random
         self._lock = threading.Lock()
         self._closing = threading.Condition(self._lock)
+        self._call_ended = threading.Condition(self._lock)
         self._probes = _Line[Probe](self._lock)
         self._loads = _Line[Fetch](self._lock)
         self._writes = _Line[Put](self._lock)
@@ -174,7 +177,7 @@ class RemoteEngine:
         self._is_told = False
         """Whether the caller was told of ends since it took some."""
         loops: list[Callable[[], None]] = [self._probe_loop] * PROBE_THREADS
-        loops += [self._load_loop] * (connections + (connections + 1) // 2) + [self._write_loop] * 2 * connections
+        loops += [self._load_loop] * (connections + (connections + 1) // 2) + [self._write_loop] * 3 * connections
         loops += [self._note_loop, self._try_loop, self._announcement_loop]
         self._threads = [threading.Thread(target=self._watched, args=(loop,), daemon=True) for loop in loops]
         for thread in self._threads:
@@ -334,8 +337,7 @@ class RemoteEngine:
     def _probe(self, job: Probe) -> Ended:
         """Asks the nodes that may be asked, each once. Names of others are unknown, and are not waited for."""
         nodes = [self._node_of(name) for name in job.names]
-        with self._lock:
-            begun = [node for node in dict.fromkeys(nodes) if node.begin()]
+        begun = self._begin_calls(list(dict.fromkeys(nodes)))
         asked = [index for index, node in enumerate(nodes) if node in begun]
         try:
             found = self._store.heads([job.names[index] for index in asked], job.shards) if asked else []
@@ -349,9 +351,7 @@ class RemoteEngine:
             heads[index] = answer if isinstance(answer, Head) else None
             if isinstance(answer, StoreError):
                 codes[nodes[index]] = answer.code
-        with self._lock:
-            for node, code in codes.items():
-                node.ended(code, time.monotonic())
+        self._end_calls(codes)
         return Ended(job.job, "", tuple(heads), tuple(faults) if any(faults) else ())
 
     def _note(self, job: ReadNote | WriteNote) -> Ended:
@@ -389,9 +389,8 @@ class RemoteEngine:
 
     def _move(self, job: Fetch | Put) -> Ended:
         node = self._node_of(job.name)
-        with self._lock:
-            if not node.begin():
-                return Ended(job.job, "left-alone")
+        if not self._begin_calls([node]):
+            return Ended(job.job, "left-alone")
         code = ""
         sums: tuple[int, ...] = ()
         try:
@@ -401,9 +400,23 @@ class RemoteEngine:
         except StoreError as problem:
             fault = code = problem.code
         finally:
-            with self._lock:
-                node.ended(code, time.monotonic())
+            self._end_calls({node: code})
         return Ended(job.job, fault, sums=sums)
+
+    def _begin_calls(self, nodes: Sequence["_Node"]) -> list["_Node"]:
+        """Begins a call to each node that may be asked now, or soon."""
+        due_s = time.monotonic() + RAMP_WAIT_S
+        with self._lock:
+            for node in nodes:
+                self._call_ended.wait_for(node.is_free, timeout=max(0.0, due_s - time.monotonic()))
+            return [node for node in nodes if node.begin()]
+
+    def _end_calls(self, codes: Mapping["_Node", str]) -> None:
+        """codes: of their StoreErrors, empty without one."""
+        with self._lock:
+            for node, code in codes.items():
+                node.ended(code, time.monotonic())
+            self._call_ended.notify_all()
 
     def _moved(self, job: Fetch | Put) -> tuple[Fault, tuple[int, ...]]:
         """Carries out a job. Returns its fault and, for a Fetch without one, the sums."""
@@ -495,6 +508,10 @@ class _Node:
     def __init__(self, chance: Callable[[], float]) -> None:
         self.breaker = Breaker(chance)
         self.in_flight = 0
+
+    def is_free(self) -> bool:
+        """It is of no use to wait: it may be asked, or is left alone."""
+        return self.breaker.leaves_alone or self.breaker.lets_through(self.in_flight)
 
     def begin(self) -> bool:
         """Whether it may be asked; then it is."""

@@ -220,10 +220,11 @@ class RemoteMover:
             case PutRemote():
                 self._put(order)
             case ReadRemoteNote(job, namespace):
-                self._begin(ReadNote(job, self._namespace(namespace)), _note_read)
+                name = self._namespace(namespace)
+                self._begin(ReadNote(job, name), partial(_note_read, name))
             case WriteRemoteNote():
-                note = namespace_note.encode(NamespaceNote(order.epoch, order.document))
                 name = self._namespace(order.namespace)
+                note = namespace_note.encode(NamespaceNote(order.epoch, order.document), name)
                 self._begin(WriteNote(order.job, name, note, order.replaces), _note_written)
             case AnnounceRemote(job, namespace, epoch, marks):
                 self._begin(Announce(job, self._namespace(namespace), epoch, marks), _moved)
@@ -297,8 +298,8 @@ def _heard(ended: Ended) -> Report:
     return RemoteHeard(ended.job, ended.fault, ended.marks, ended.is_all)
 
 
-def _note_read(ended: Ended) -> Report:
-    note = namespace_note.decode(ended.note)
+def _note_read(of: NamespaceName, ended: Ended) -> Report:
+    note = namespace_note.decode(ended.note, of)
     if note is not None:
         return RemoteNoteRead(ended.job, ended.fault, "here", note.epoch, note.document)
     return RemoteNoteRead(ended.job, ended.fault, "absent" if ended.note is None else "damaged", 0, b"")

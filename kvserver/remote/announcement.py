@@ -67,6 +67,10 @@ class KnownChunks:
         """The kind that counts for the chunk."""
         return self._in_store.kind(mark) or self._stored.kind(mark)
 
+    def is_written(self, mark: int) -> bool:
+        """The kind that counts for the chunk is WRITTEN."""
+        return mark | WRITTEN in self._in_store.bucket(mark)
+
 
 class _Marks:
     """A table of marks with kinds, in buckets of WAYS places."""
@@ -92,9 +96,13 @@ class _Marks:
         self._marks[first + at] = mark
         return bucket[at]
 
-    def kind(self, mark: int) -> int:
+    def bucket(self, mark: int) -> "array[int]":
+        """A copy of the places where the mark may lie."""
         first = self._first(mark)
-        for there in self._marks[first : first + WAYS]:
+        return self._marks[first : first + WAYS]
+
+    def kind(self, mark: int) -> int:
+        for there in self.bucket(mark):
             if there & ~KIND_BITS == mark:
                 return there & KIND_BITS
         return UNKNOWN

@@ -1,7 +1,7 @@
 """The note of a namespace in a remote store: its epoch, and what its chunks look like. Pure packing.
 
 A note says which epoch's chunks count. A damaged note is no note: it gets a fresh one, and the chunks of before are not
-found any more.
+found any more. So does a note of another namespace: a store may give the wrong object.
 """
 
 from hashlib import blake2b
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from kvserver.remote.chunk_value import FORMAT
+from kvserver.remote.chunk_value import FORMAT, NamespaceName
 
 CHECK_BYTES = 16
 NOTE_BYTES_MAX = 1 << 16
@@ -28,14 +28,14 @@ class _Packed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     document: bytes
 
 
-def encode(note: NamespaceNote) -> bytes:
+def encode(note: NamespaceNote, of: NamespaceName) -> bytes:
     packed = msgspec.msgpack.encode(_Packed(FORMAT, *note))
-    return packed + _check(packed)
+    return packed + _check(packed, of)
 
 
-def decode(value: bytes | None) -> NamespaceNote | None:
-    """The note; None if there is none, or if it is damaged or of another format."""
-    if value is None or _check(value[:-CHECK_BYTES]) != value[-CHECK_BYTES:]:
+def decode(value: bytes | None, of: NamespaceName) -> NamespaceNote | None:
+    """The note; None if there is none, or if it is damaged, of another format or of another namespace."""
+    if value is None or _check(value[:-CHECK_BYTES], of) != value[-CHECK_BYTES:]:
         return None
     try:
         packed = msgspec.msgpack.decode(value[:-CHECK_BYTES], type=_Packed)
@@ -44,5 +44,5 @@ def decode(value: bytes | None) -> NamespaceNote | None:
     return NamespaceNote(packed.epoch, packed.document) if packed.format == FORMAT else None
 
 
-def _check(packed: bytes) -> bytes:
-    return blake2b(packed, digest_size=CHECK_BYTES).digest()
+def _check(packed: bytes, of: NamespaceName) -> bytes:
+    return blake2b(packed + of.namespace + of.tenant.encode(), digest_size=CHECK_BYTES).digest()

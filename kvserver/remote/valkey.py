@@ -8,7 +8,6 @@ payloads. Each kind has its deadline. A client that cannot connect is made anew 
 connects again by itself.
 """
 
-import queue
 import re
 import threading
 import time
@@ -72,6 +71,8 @@ REPLY_BYTES_MAX = 4 << 20
 """Bytes of several fragments that are asked for together."""
 ASKED_FIRST_BYTES = 8 << 20
 """Whether a larger chunk is there is asked before it is sent. A smaller one is sent at once: asking takes as long."""
+WRITES = 2
+"""Writes under way on one connection: while one is sent, the library takes in the next one."""
 SCRATCH_BYTES = 1 << 20
 """A thread's room for values that are head and payloads together. It grows for larger ones."""
 IDLE_READS = 32
@@ -148,7 +149,7 @@ class ValkeyStore:
         self._lanes = {
             "probe": _Lane(settings, password, settings.probe_s, 2, waits_s=settings.probe_s),
             "read": _Lane(settings, password, settings.bulk_s, settings.connections, waits_s=None),
-            "write": _Lane(settings, password, settings.bulk_s, settings.connections, waits_s=None),
+            "write": _Lane(settings, password, settings.bulk_s, settings.connections, waits_s=None, calls=WRITES),
             "commit": _Lane(settings, password, settings.bulk_s, settings.connections, waits_s=None),
             "note": _Lane(settings, password, settings.note_s, 1, waits_s=settings.note_s),
             "announce": _Lane(settings, password, settings.note_s, 1, waits_s=settings.note_s),
@@ -504,10 +505,12 @@ class ValkeyStore:
 
 
 class _Connection:
-    """A client of the library, for one thread at a time."""
+    """A client of the library. Its lane says how many threads may use it at a time."""
 
     def __init__(self, client: Client, secret: Secret | None) -> None:
         self.client = client
+        self.calls = 0
+        """Under way. Its lane alone writes it."""
         self.late_in_a_row = 0
         self.is_usable = True
         self._secret = secret
@@ -541,7 +544,7 @@ class _Scratch(threading.local):
 
 
 class _Lane:
-    """Connections of one kind, each made when it is first needed."""
+    """Connections of one kind, each made when it is first needed. A call takes the one with the fewest under way."""
 
     def __init__(
         self,
@@ -551,48 +554,84 @@ class _Lane:
         connections: int,
         *,
         waits_s: float | None,
+        calls: int = 1,
     ) -> None:
-        """deadline_s: of a call. waits_s: how long a connection is waited for; None: until one is free.
+        """deadline_s: of a call. waits_s: how long a connection is waited for; None: until one is free. calls: how many
+        may be under way on one connection.
 
         Calls end by their deadlines, and a chunk needs several. Whoever waits for its end learns nothing of a node."""
         self._settings = settings
         self._password = password
         self._deadline_s = deadline_s
         self._waits_s = waits_s
+        self._connections_max = connections
+        self._calls_max = calls
         self._is_closed = False
-        self._free: queue.LifoQueue[_Connection | None] = queue.LifoQueue()
-        """None is a connection that is still to be made."""
-        self._count = connections
-        for _ in range(connections):
-            self._free.put(None)
+        self._connections: list[_Connection] = []
+        self._making = 0
+        """Connections that are being made."""
+        self._changed = threading.Condition()
 
     @contextmanager
     def borrowed(self) -> Iterator[_Connection]:
         """Raises StoreError: no connection is free in time, or none can be made."""
+        connection = self._taken() or self._made()
         try:
-            connection = self._free.get(timeout=self._waits_s)
-        except queue.Empty:
-            raise StoreError("remote-slow", f"no connection was free within {self._waits_s} s") from None
-        try:
-            if self._is_closed:
-                raise StoreError("remote-down", "closed")
-            connection = connection or self._connect()
             yield connection
         finally:
-            if connection is not None and (self._is_closed or not connection.is_usable):
-                connection.client.close()
-                connection = None
-            self._free.put(connection)
+            self._given_back(connection)
 
     def close(self) -> None:
-        self._is_closed = True
-        for _ in range(self._count):
-            with suppress(queue.Empty):
-                connection = self._free.get_nowait()
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+            idle = [connection for connection in self._connections if not connection.calls]
+        for connection in idle:
+            connection.client.close()
+
+    def _taken(self) -> _Connection | None:
+        """A connection for one more call; None: the caller is to make one."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._is_closed or self._has_room(), self._waits_s):
+                raise StoreError("remote-slow", f"no connection was free within {self._waits_s} s")
+            if self._is_closed:
+                raise StoreError("remote-down", "closed")
+            least = min(self._connections, key=lambda one: one.calls, default=None)
+            if self._may_make() and (least is None or least.calls):
+                self._making += 1
+                return None
+            assert least is not None
+            least.calls += 1
+            return least
+
+    def _has_room(self) -> bool:
+        return self._may_make() or any(one.calls < self._calls_max for one in self._connections)
+
+    def _may_make(self) -> bool:
+        return len(self._connections) + self._making < self._connections_max
+
+    def _made(self) -> _Connection:
+        connection = None
+        try:
+            connection = self._connect()
+            return connection
+        finally:
+            with self._changed:
+                self._making -= 1
                 if connection is not None:
-                    connection.client.close()
-        for _ in range(self._count):
-            self._free.put(None)  # whoever waits learns that it is closed
+                    connection.calls = 1
+                    self._connections.append(connection)
+                self._changed.notify(self._calls_max)
+
+    def _given_back(self, connection: _Connection) -> None:
+        with self._changed:
+            connection.calls -= 1
+            if not connection.is_usable and connection in self._connections:
+                self._connections.remove(connection)
+            is_over = not connection.calls and (self._is_closed or not connection.is_usable)
+            self._changed.notify(self._calls_max)
+        if is_over:
+            connection.client.close()
 
     def _connect(self) -> _Connection:
         settings = self._settings

@@ -303,7 +303,8 @@ class Supervisor:
     def _on_brain_end(self, brain: _Child) -> None:
         assert self._control is not None
         self._selector.unregister(brain.pidfd)
-        self._selector.unregister(self._control)
+        with suppress(KeyError):  # it was read to its end
+            self._selector.unregister(self._control)
         self._control.close()
         how = brain.reap()
         self._brain, self._control = None, None
@@ -335,8 +336,8 @@ class Supervisor:
             self._kill_brain(f"its wishes cannot be read: {problem}")
             return
         match wish:
-            case None:
-                return  # the brain is ending; its pidfd tells the rest
+            case None:  # the brain is ending; its pidfd tells the rest, and this socket would tell it all the time
+                self._selector.unregister(self._control)
             case StartMover():
                 self._start_mover(wish)
             case KillMover(mover):

@@ -134,7 +134,7 @@ class Note(Frame, tag="note", frozen=True):
 
 
 class ForgetNotes(Frame, tag="forget-notes", frozen=True):
-    """These namespaces are gone for good, with all their records. Report: none; a note that stays does no harm."""
+    """These namespaces are gone for good, with all their records. Report: NotesForgotten."""
 
     namespaces: list[bytes]
     """Removed in this order."""
@@ -347,6 +347,15 @@ class Noted(Frame, tag="noted", frozen=True):
     one note counts for all devices, also for closed ones and for those that could not write it."""
 
 
+class NotesForgotten(Frame, tag="notes-forgotten", frozen=True):
+    """The end of a ForgetNotes."""
+
+    namespaces: list[bytes]
+    kept: bool
+    """Whether a device has noted that their records are void. If not, every device may still have their notes. A note
+    that stays on another device does no harm then."""
+
+
 class DeviceIs(Frame, tag="device-is", frozen=True):
     """A device's state, after Ready and whenever it changes."""
 
@@ -457,7 +466,7 @@ class RemoteIs(Frame, tag="remote-is", frozen=True):
 
 Report = (
     Ready | Mapped | MapFailed | Unmapped | Done | Scrubbed
-    | Moved | Noted | DeviceIs | FoundNote | Listed | FoundRecords
+    | Moved | Noted | NotesForgotten | DeviceIs | FoundNote | Listed | FoundRecords
     | RemoteProbed | RemoteEnded | RemoteNoteRead | RemoteNoteWritten | RemoteHeard | RemoteIs
 )  # fmt: skip
 

@@ -202,3 +202,11 @@ def test_a_forked_child_leaves_everything_to_its_parent(client: ClientHalf) -> N
     client.call("ask", RETRIEVE, 0, 3)
     client.call("reaches", RETRIEVE, 0, DONE)
     assert client.call("zeroes") == [3]
+
+
+def test_a_child_forked_after_the_end_of_a_ring_closes_nobodys_descriptor(client: ClientHalf) -> None:
+    """The ring's number is free by then, and soon another descriptor has it."""
+    client.call("make_staged")
+    client.call("end_ring")
+    client.call("becomes_free")
+    assert client.call("closed_by_a_child") == 0

@@ -16,7 +16,7 @@ CHUNKS = 5
 
 def test_a_bit_that_flips_in_dram_is_found_by_the_mover_of_a_gpu(machine: Machine, cache_dir: Path) -> None:
     memory = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="kvserver-test-"))
-    settings = {"arena_path": memory, "arena_bytes": 16 << 20, "scrub_bytes_per_s": 64 << 20}
+    settings = {"arena_path": memory, "arena_bytes": 16 << 20, "chunks_max": 100, "scrub_bytes_per_s": 64 << 20}
     try:
         with DeviceServer(machine, cache_dir, **settings) as server:
             with Engine(server.path, SMALL) as engine:

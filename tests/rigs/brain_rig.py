@@ -183,11 +183,11 @@ class Rig:
         for mover, cache in unmaps:
             self.report(mover, Unmapped(cache))
 
-    def wait_ms(self, milliseconds: int) -> None:
-        """Lets time pass in the shell's small steps."""
+    def wait_ms(self, milliseconds: int, *, step_ms: int = 50) -> None:
+        """Lets time pass in the shell's small steps, or in longer ones where minutes go by."""
         until_ns = self.now_ns + milliseconds * 1_000_000
         while self.now_ns < until_ns:
-            self.now_ns = min(until_ns, self.now_ns + 50_000_000)
+            self.now_ns = min(until_ns, self.now_ns + step_ms * 1_000_000)
             self.handle(Tick())
 
     def peer_gone(self, peer: int) -> None:

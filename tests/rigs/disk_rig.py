@@ -23,6 +23,7 @@ from kvserver.wire.orders import (
     Moved,
     Note,
     Noted,
+    NotesForgotten,
     Order,
     Promote,
     Recover,
@@ -161,8 +162,10 @@ class DiskRig(Rig):
             case ForgetNotes() if self.forgets_lost:
                 self.forgets_lost -= 1
             case ForgetNotes(namespaces, _):
-                self.forgotten += namespaces
-                self.notes = [note for note in self.notes if note.namespace not in namespaces]
+                if self.notes_kept:
+                    self.forgotten += namespaces
+                    self.notes = [note for note in self.notes if note.namespace not in namespaces]
+                self.report(mover, NotesForgotten(namespaces, self.notes_kept))
             case Recover():
                 for device in range(self.bounds.disk_devices):
                     self.report(mover, self._device_is(device))

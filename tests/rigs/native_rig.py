@@ -5,6 +5,7 @@ import os
 import random
 import select
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
@@ -32,21 +33,21 @@ def until(is_so: Callable[[], bool]) -> None:
 
 
 class Memory:
-    """A memfd and its bytes. Closing it twice is allowed."""
+    """A memfd and its bytes. Closing it twice is allowed, and so is to forget it."""
 
     def __init__(self, size: int, *, sealed: bool = False) -> None:
         self.size = size
         self.fd = create_memfd("test", size, sealed=sealed)
         self.view = mmap.mmap(self.fd, size)
+        self._close = weakref.finalize(self, os.close, self.fd)
 
     def fill(self, seed: int) -> None:
         """Bytes in which no page resembles another."""
         self.view[:] = random.Random(seed).randbytes(self.size)
 
     def close(self) -> None:
-        if not self.view.closed:
-            self.view.close()
-            os.close(self.fd)
+        self.view.close()
+        self._close()
 
 
 class Rig:

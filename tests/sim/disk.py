@@ -31,6 +31,7 @@ from kvserver.wire.orders import (
     Moved,
     Note,
     Noted,
+    NotesForgotten,
     Order,
     Promote,
     Ready,
@@ -292,6 +293,8 @@ class SimDiskMover:
     def _forget(self, namespaces: list[bytes], void: int) -> None:
         devices = self._world.devices
         if self._notes_problem or devices.notes_fail:
+            self._world.counts["notes not forgotten"] += 1
+            self.reports.append(NotesForgotten(namespaces, kept=False))
             return
         records = [stored.record for stored in devices.records.values() if stored.record.device in self._open]
         left = [record for record in records if record.namespace in namespaces]
@@ -301,6 +304,7 @@ class SimDiskMover:
             devices.note([device], FORGOTTEN, b"", void)
             for namespace in namespaces:  # one forgotten by an earlier brain has records but no note
                 devices.notes[device].pop(namespace, None)
+        self.reports.append(NotesForgotten(namespaces, kept=bool(self._undrained())))
 
     def _erase(self, device: int) -> None:
         if any(record.device == device for run in self.runs for _, record, _ in run.left):

@@ -44,7 +44,7 @@ _ORDERS = (
 )
 _REPORTS = (
     *("Ready", "Mapped", "MapFailed", "Unmapped", "Done"),
-    *("Moved", "Noted", "DeviceIs", "FoundNote", "Listed", "FoundRecords"),
+    *("Moved", "Noted", "NotesForgotten", "DeviceIs", "FoundNote", "Listed", "FoundRecords"),
     "Scrubbed",
     *("RemoteProbed", "RemoteEnded", "RemoteNoteRead", "RemoteNoteWritten", "RemoteHeard", "RemoteIs"),
 )

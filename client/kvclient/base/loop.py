@@ -255,9 +255,9 @@ class Loop:
         with self._posting:  # a post is either seen here or refused from now on
             if self._posts:
                 return False
-            self.unwatch(self._wake)
-            os.close(self._wake)
-            self._wake = -1
+            wake, self._wake = self._wake, -1  # first: a child that is forked now must not close it again
+            self.unwatch(wake)
+            os.close(wake)
             return True
 
     def _take_turn(self, readable: list[tuple[Source, int]]) -> None:

@@ -79,6 +79,7 @@ class DeviceCache:
 
     def end_ring(self) -> None:
         """Take nothing more from the ring, because the mover is gone or the cache is unregistered."""
+        self._ring = -1  # closed by the copier, and its number is soon another descriptor's
         if self._copier is not None:
             self._copier.end_ring()
 

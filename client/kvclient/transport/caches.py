@@ -57,10 +57,10 @@ class Registration:
             self._close()
 
     def _close(self) -> None:
-        if self.pidfd >= 0:
-            self.loop.unwatch(self.pidfd)
-            os.close(self.pidfd)
-            self.pidfd = -1
+        pidfd, self.pidfd = self.pidfd, -1  # first: a fork in the midst of this leaves no closed number to close again
+        if pidfd >= 0:
+            self.loop.unwatch(pidfd)
+            os.close(pidfd)
 
 
 class Cache:

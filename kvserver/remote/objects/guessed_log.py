@@ -1,11 +1,14 @@
 """Announcements in a store that lists no names: objects whose names a reader can guess, by time and by number.
 
 Time is cut into turns of ten minutes. In each turn a server takes the first number that is free, creates an object
-with it, and replaces that object by a longer one when more has come. Objects of old turns are evicted like all else.
+with it, and puts a longer one in its place when more has come. Objects of old turns are evicted like all else. Another
+server may then take the name, so each object begins with random bytes that tell who has written it.
 """
 
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 from kvserver.remote.announcement import MARK_BYTES
@@ -20,6 +23,8 @@ TURNS_AROUND = 1
 NUMBERS_AT_A_TIME = 8
 NUMBERS_MAX = 256
 """Objects of a turn."""
+WRITER_BYTES = MARK_BYTES
+"""At the beginning of an object."""
 OBJECT_BYTES_MAX = 256 << 10
 """A server begins another object then."""
 WAITING_BYTES_MAX = 1 << 20
@@ -35,10 +40,20 @@ class GuessableObjects(Driver, Protocol):
     def sizes(self, names: Sequence[str]) -> list[int | StoreError | None]: ...
 
 
+class _Read(NamedTuple):
+    """How far an object was read."""
+
+    writer: bytes
+    end: int
+
+
+NOTHING = _Read(b"", WRITER_BYTES)
+
+
 class _Place(NamedTuple):
     first_turn: int
     """All of the turns before was read."""
-    offsets: Mapping[str, int]
+    objects: Mapping[str, _Read]
 
 
 class GuessedLog:
@@ -79,31 +94,27 @@ class GuessedLog:
 
     def read(self, epoch: int, after: Cursor | None) -> Announced:
         if epoch == self._epoch:
-            self._write()
+            with suppress(StoreError):  # a full store can be read; the next append tells
+                self._write()
         turn, now_s = self._now(), time.monotonic()
         place = after if isinstance(after, _Place) else _Place(turn - TURNS_READ, {})
         read_epoch, read_s = self._read
         if after is not None and epoch == read_epoch and now_s < read_s + self._every_s:
             return Announced(b"", place, True)
-        offsets, pieces, left = dict(place.offsets), list[bytes](), READ_BYTES_MAX
+        objects, pieces, left = dict(place.objects), list[bytes](), READ_BYTES_MAX
         # Whatever the clock did meanwhile: a day at most, and always the turns under way.
         first = max(min(place.first_turn, turn - TURNS_AROUND), turn - TURNS_READ)
         for name, size in self._there(epoch, range(first, turn + TURNS_AROUND + 1)):
-            offset = offsets.get(name, 0)
-            end = min(size // MARK_BYTES * MARK_BYTES, offset + left)
-            if end <= offset:
+            piece, objects[name] = self._rest(name, size, objects.get(name, NOTHING), left)
+            if not piece:
                 continue
-            piece = memoryview(bytearray(end - offset))
-            if not self._driver.read(name, [(offset, piece)], within_s=self._within_s):
-                continue  # it is being replaced, or was evicted
-            pieces.append(bytes(piece))
-            offsets[name] = end
+            pieces.append(piece)
             left -= len(piece)
             if left <= 0 or time.monotonic() > now_s + READ_S_MAX:
-                return Announced(b"".join(pieces), _Place(first, offsets), False)
+                return Announced(b"".join(pieces), _Place(first, objects), False)
         self._read = epoch, now_s
         first = turn - TURNS_AROUND
-        kept = {name: offset for name, offset in offsets.items() if self._turn_of(name) >= first}
+        kept = {name: known for name, known in objects.items() if self._turn_of(name) >= first}
         return Announced(b"".join(pieces), _Place(first, kept), True)
 
     def drop(self, epoch: int) -> None:
@@ -115,6 +126,19 @@ class GuessedLog:
         if names:
             self._driver.remove(names, within_s=self._within_s)
 
+    def _rest(self, name: str, size: int, known: _Read, left: int) -> tuple[bytes, _Read]:
+        """Reads what an object has more; all of it, if another one has taken its place. Returns how far it was read."""
+        offset = known.end if known.end <= size else WRITER_BYTES
+        end = min(size // MARK_BYTES * MARK_BYTES, offset + left)
+        if end <= offset:
+            return b"", known
+        writer, piece = memoryview(bytearray(WRITER_BYTES)), memoryview(bytearray(end - offset))
+        if not self._driver.read(name, [(0, writer), (offset, piece)], within_s=self._within_s):
+            return b"", known  # it is being replaced, or was evicted
+        if offset > WRITER_BYTES and writer != known.writer:
+            return self._rest(name, size, NOTHING, left)
+        return bytes(piece), _Read(bytes(writer), end)
+
     def _write(self) -> None:
         """Writes what waits, if its time has come. What could not be written waits on, unless it is too much."""
         now_s, turn = time.monotonic(), self._now()
@@ -124,14 +148,22 @@ class GuessedLog:
         waiting = bytes(self._waiting)
         if is_too_much:
             self._waiting.clear()
-        if self._name and self._turn == turn and len(self._content) < OBJECT_BYTES_MAX:
-            content = self._content + waiting
-            self._driver.replace(self._name, content, within_s=self._within_s)
-        else:
-            content = waiting
+        goes_on = self._name and self._turn == turn and len(self._content) < OBJECT_BYTES_MAX
+        content = (self._content if goes_on else secrets.token_bytes(WRITER_BYTES)) + waiting
+        if not goes_on or not self._is_rewritten(content):
             self._name, self._turn = self._begun(turn, content), turn
         self._content, self._written_s = content, now_s
         self._waiting.clear()
+
+    def _is_rewritten(self, content: bytes) -> bool:
+        """Puts this content in the place of this server's newest object. False: another server has that name now, or
+        nobody can have it for a while, because a write of it has not ended."""
+        writer = memoryview(bytearray(WRITER_BYTES))
+        if self._driver.read(self._name, [(0, writer)], within_s=self._within_s):
+            if writer != content[:WRITER_BYTES]:
+                return False
+            self._driver.remove([self._name], within_s=self._within_s)
+        return self._driver.create(self._name, [content], within_s=self._within_s)
 
     def _begun(self, turn: int, content: bytes) -> str:
         """The name of an object that nobody had, and that has this content now."""

@@ -17,12 +17,12 @@ from kvserver.service.state.devices import Device
 from kvserver.service.state.disk_tier import DiskTier
 from kvserver.service.state.movers import Mover
 from kvserver.tiers.placement import STALLED_NS
-from kvserver.wire.orders import DeviceIs, FoundNote, FoundRecords, Listed, Moved, Noted, Recover
+from kvserver.wire.orders import DeviceIs, FoundNote, FoundRecords, Listed, Moved, Noted, NotesForgotten, Recover
 
 OVER_MAXIMUM_AT_ONCE = 256
 """Chunks that a tenant gives up in one tick when recovery has found more than its maximum."""
 
-DiskReport = Moved | Noted | DeviceIs | FoundNote | Listed | FoundRecords
+DiskReport = Moved | Noted | NotesForgotten | DeviceIs | FoundNote | Listed | FoundRecords
 
 
 def turn(core: Core, now_ns: int) -> None:
@@ -139,6 +139,8 @@ def reported(core: Core, tier: DiskTier, report: DiskReport, now_ns: int) -> Non
                 scrub.turn(core, tier, now_ns)
         case Noted():
             tier.notes.heed(report, tier.why_not_noted)
+        case NotesForgotten():
+            tier.notes.forgotten(report)
         case DeviceIs():
             if report.device < len(tier.devices):
                 _device_is(core, tier, report)

@@ -199,6 +199,7 @@ def _is_current(core: Core, tier: RemoteTier, pursuit: Pursuit, now_ns: int) -> 
 
 
 def set_aside(tier: RemoteTier, pursuit: Pursuit, position: int, fault: str, now_ns: int) -> None:
-    """The chunk is not asked for again for a while."""
+    """The chunk is not asked for again for a while; one that was absent, until a server tells that it is there."""
     pause_ms = ABSENT_MS if fault in ("absent", DECLINED, *NODE_FAULTS) else FAILED_MS
-    tier.set_aside(pursuit.space.digest, pursuit.keys[position], now_ns + pause_ms * MILLISECOND_NS)
+    until_ns = now_ns + pause_ms * MILLISECOND_NS
+    tier.set_aside(pursuit.space.digest, pursuit.keys[position], until_ns, was_absent=fault == "absent")

@@ -36,6 +36,9 @@ def coming(core: Core, session: Session, found: LookupResult, *, wanted_min: int
         return 0
     key = found.keys[found.held * KEY_BYTES : (found.held + 1) * KEY_BYTES]
     pursuit, position = _wanted(core, space, key)
+    tokens = (asked - found.held) * space.geometry.chunk_tokens
+    if pursuit is None and _is_passed_over(core, space, key, tokens=tokens, now_ns=now_ns):
+        return 0
     if pursuit is None or (len(core.remotes) > 1 and _is_stalled(core, pursuit, now_ns)):
         slow, position = pursuit, 0
         pursuit = _begin(core, session, space, keys=found.keys, held=found.held, now_ns=now_ns, instead_of=slow)
@@ -50,6 +53,20 @@ def _wanted(core: Core, space: Space, key: bytes) -> tuple[Pursuit | None, int]:
         if (space.digest, key) in tier.wanted:
             return tier.wanted[space.digest, key]
     return None, 0
+
+
+def _is_passed_over(core: Core, space: Space, key: bytes, *, tokens: int, now_ns: int) -> bool:
+    """No store is asked for a chunk, because nobody has told of it, or because too few tokens could come. Nearly all
+    lookups that miss end here."""
+    passing = [tier for tier in core.remotes if tokens >= tier.remote.tokens_min]
+    for tier in passing:
+        if not tier.passes_over(space, key, now_ns):
+            return False
+    for tier in passing:
+        tier.passed_over(space)
+    if passing:
+        core.counters.add("remote_unannounced")
+    return True
 
 
 def _is_stalled(core: Core, pursuit: Pursuit, now_ns: int) -> bool:
@@ -122,7 +139,7 @@ def _may_be_asked(tier: RemoteTier, space: Space, key: bytes, *, tokens: int, no
         return False
     if tier.is_left_alone or len(tier.pursuits) >= PURSUITS_MAX or len(tier.wanted) + PROBED_MAX > WANTED_MAX:
         return False
-    return not tier.is_put_aside(space.digest, key, now_ns)
+    return not tier.is_put_aside(space, key, now_ns)
 
 
 def _choose(
@@ -139,9 +156,10 @@ def _choose(
         if not tier.is_unannounced(space, key, now_ns):
             return tier, False
     for tier in open_to:
-        if tier.epochs[space.digest].announcements.try_it(now_ns):
+        if (announcements := tier.epochs[space.digest].announcements).is_try_due(now_ns):
+            announcements.tries(now_ns)
             return tier, True
-        tier.counts.add("remote_unannounced", 1)
+        tier.passed_over(space)
     core.counters.add("remote_unannounced")
     return None, False
 

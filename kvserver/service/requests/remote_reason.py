@@ -13,6 +13,7 @@ unasked      none of these: no lookup has asked for it lately
 
 from typing import Literal
 
+from kvserver.index.space import Space
 from kvserver.service.state.core import Core
 from kvserver.service.state.remote_tier import RemoteTier
 
@@ -38,16 +39,16 @@ def remote_reason(
     node = space.find(key)
     if node is not None and node in tier.queue:
         return "queued", 0.0
-    why, rest_s = _sought(tier, digest, key, now_ns)
+    why, rest_s = _sought(tier, space, key, now_ns)
     if why == "unasked" and tier.is_unannounced(space, key, now_ns):
         return "unannounced", 0.0
     return why, rest_s
 
 
-def _sought(tier: RemoteTier, digest: bytes, key: bytes, now_ns: int) -> tuple[RemoteReason, float]:
+def _sought(tier: RemoteTier, space: Space, key: bytes, now_ns: int) -> tuple[RemoteReason, float]:
     """The same for a chunk of a namespace whose epoch is known."""
-    pursuit, _ = tier.wanted.get((digest, key), (None, 0))
+    pursuit, _ = tier.wanted.get((space.digest, key), (None, 0))
     if pursuit is not None:
         return ("probing" if pursuit.heads is None else "reading"), 0.0
-    rest_ns = tier.put_aside.get((digest, key), now_ns) - now_ns
-    return ("aside", rest_ns / 1e9) if rest_ns > 0 else ("unasked", 0.0)
+    rest_ns = tier.aside_ns(space, key, now_ns)
+    return ("aside", rest_ns / 1e9) if rest_ns else ("unasked", 0.0)

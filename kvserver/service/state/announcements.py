@@ -53,13 +53,22 @@ class Announcements:
             return "silent"
         return "doubted" if now_ns < self.doubted_until_ns else "heard"
 
-    def try_it(self, now_ns: int) -> bool:
-        """Whether a chunk is looked for although nobody has told of it."""
+    def are_believed(self, epoch: int, now_ns: int) -> bool:
+        """All were heard lately, nothing makes them doubtful, and no try is due."""
+        return self.state(epoch, now_ns) == "heard" and not self.is_try_due(now_ns)
+
+    def is_try_due(self, now_ns: int) -> bool:
+        """Whether the next chunk of which nobody has told is looked for all the same."""
+        return not (self.unasked + 1) % TRIED_EVERY or now_ns >= self.try_at_ns
+
+    def passed_over(self) -> None:
+        """Such a chunk was looked up, and is not looked for."""
         self.unasked += 1
-        if self.unasked % TRIED_EVERY and now_ns < self.try_at_ns:
-            return False
+
+    def tries(self, now_ns: int) -> None:
+        """Such a chunk is looked for."""
+        self.unasked += 1
         self.try_at_ns = now_ns + TRIED_MS * MILLISECOND_NS
-        return True
 
     def is_behind(self, epoch: int) -> bool:
         """More is to be read: it is the first time, or something was left the last time."""

@@ -17,7 +17,7 @@ from kvserver.service.state.clears import Clear, Clears
 from kvserver.service.state.outbox import Outbox
 from kvserver.tiers.prefix_notes import ClearedPrefix, prefix_document
 from kvserver.tiers.records import encode_document
-from kvserver.wire.orders import ForgetNotes, Note, Noted
+from kvserver.wire.orders import ForgetNotes, Note, Noted, NotesForgotten
 
 GENERATIONS = sha256(b"kvserver generations").digest()
 """Takes the place of a namespace in one special note: no record on any device has a generation above that note's
@@ -65,6 +65,10 @@ class ClearNotes:
         room for them, or they were forgotten."""
         self.generation_max = 0
         """Highest record generation that may be written. Every device has noted it (GENERATIONS)."""
+        self._forgetting: set[bytes] = set()
+        """Notes that the mover was told to remove and has not answered yet. They count as there."""
+        self._may_forget = True
+        """False: no device could remove notes, and none has written one since."""
         self._described: set[bytes] = set()
         """Namespaces whose document was sent to the mover."""
         self._sent = 0
@@ -155,19 +159,27 @@ class ClearNotes:
         namespaces may live (clear_prefix.py)."""
         if len(self.noted) - len(self.cleared) > notes_max:
             needed = self._chunks.spaces.keys() | self.cleared.keys() | {GENERATIONS}
-            old = self._durable(note for note in self.noted if note not in needed)
-            for note in old:
-                self._described.discard(note)
-                self.left_out.pop(note, None)
-            self._forget(old, [])
+            self._forget(self._durable(note for note in self.noted if note not in needed), [])
 
     def forget_prefixes(self, notes: Iterable[bytes]) -> None:
         """Removes some of these notes of prefixes. Their namespaces have newer notes, or none because they were
         forgotten. Then they are named again: a mover may have died before it forgot them, or could not. Their old notes
         would let the records below the prefixes come back."""
         old = self._durable(notes)
-        gone = {self.cleared.pop(note).namespace for note in old} - self.noted.keys()
+        gone = {self.cleared[note].namespace for note in old} - self.noted.keys()
         self._forget(old, sorted(gone))
+
+    def forgotten(self, report: NotesForgotten) -> None:
+        """The mover has removed notes, or could not. Those that were written again meanwhile stay."""
+        gone = [note for note in report.namespaces if note in self._forgetting]
+        self._forgetting.clear()
+        self._may_forget = report.kept
+        for note in gone if report.kept else ():
+            del self.noted[note]
+            self.cleared.pop(note, None)
+            self.left_out.pop(note, None)
+        if gone and report.kept:
+            self._out.log("notes forgotten", ("notes", len(gone)))
 
     def _durable(self, notes: Iterable[bytes]) -> list[bytes]:
         """Some of these notes, for which no clear waits any more."""
@@ -175,17 +187,18 @@ class ClearNotes:
 
     def _forget(self, notes: list[bytes], before: list[bytes]) -> None:
         """Has the devices remove notes, those in `before` first. Only records written so far, of namespaces without a
-        note, may be lost with them."""
-        for note in notes:
-            del self.noted[note]
-        if notes:
-            self._send(ForgetNotes([*before, *notes], self._chunks.generation))
-            self._out.log("notes forgotten", ("notes", len(notes)))
+        note, may be lost with them. Until a device has done so the notes count: a Clear must make them void again."""
+        if not notes or self._forgetting or not self._may_forget:
+            return
+        if self._send(ForgetNotes([*before, *notes], self._chunks.generation)):
+            self._forgetting.update(notes)
+            self._described.difference_update(notes)
 
     def heed(self, noted: Noted, why_not: Callable[[], str]) -> None:
         """Heeds the end of a note. why_not: says why no device could write it."""
         self._sent -= 1
         self._silent_from_ns = 0
+        self._may_forget = self._may_forget or noted.kept
         note = noted.namespace
         if noted.kept and noted.void == self.noted.get(note):
             self.unnoted.discard(note)
@@ -210,6 +223,8 @@ class ClearNotes:
     def mover_ended(self) -> None:
         """The mover answers nothing any more."""
         self._sent = self._silent_from_ns = 0
+        self._forgetting.clear()
+        self._may_forget = True
 
     def silent_ns(self, now_ns: int) -> int:
         """How long the mover has left a note unanswered. To be asked at each tick."""
@@ -233,6 +248,7 @@ class ClearNotes:
     def _write(self, note: bytes) -> None:
         """Sends the note now. Each new mover gets it again until one has said that it is durable."""
         self.unnoted.add(note)
+        self._forgetting.discard(note)
         self._sent += self._send(Note(note, self._document(note), self.noted[note]))
 
     def _document(self, note: bytes) -> bytes:

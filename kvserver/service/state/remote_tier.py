@@ -6,12 +6,12 @@ Stores know nothing of each other. Whoever chooses among several is in requests/
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from kvserver.config.remotes import Remote
 from kvserver.index.eviction import CAME, REMOTE
 from kvserver.index.space import Node, Space
-from kvserver.remote.announcement import GONE, STORED, UNKNOWN, WRITTEN, Kind, KnownChunks, mark_of
+from kvserver.remote.announcement import GONE, STORED, UNKNOWN, Kind, KnownChunks, mark_of
 from kvserver.remote.chunk_value import Head
 from kvserver.remote.epoch_lease import EpochLease
 from kvserver.service.state.announcements import DOUBTED_MS, MILLISECOND_NS, Announcements
@@ -216,6 +216,14 @@ class NamespaceEpoch:
         return told
 
 
+class PutAside(NamedTuple):
+    """A chunk that is not asked for now."""
+
+    until_ns: int
+    was_absent: bool
+    """The store said that it is not there. It is asked again when a server tells that it is."""
+
+
 class RemoteTier:
     """Everything that exists only with this store."""
 
@@ -243,8 +251,8 @@ class RemoteTier:
         self.pursuits: OrderedDict[Pursuit, None] = OrderedDict()
         self.wanted: dict[tuple[bytes, bytes], tuple[Pursuit, int]] = {}
         """(namespace, key) -> the pursuit that looks for it, and its position there."""
-        self.put_aside: OrderedDict[tuple[bytes, bytes], int] = OrderedDict()
-        """(namespace, key) -> until when (ns) it is not asked for: it was not there, or could not be read."""
+        self.put_aside: OrderedDict[tuple[bytes, bytes], PutAside] = OrderedDict()
+        """(namespace, key) -> until when it is not asked for: it was not there, or could not be read."""
         self.used: deque[tuple[Space, Node]] = deque(maxlen=USED_MAX)
         """Last chunks of prefixes that were used or stored, and may have to be written."""
         self.left_out: OrderedDict[Node, int] = OrderedDict()
@@ -424,7 +432,7 @@ class RemoteTier:
     def is_announced(self, space: Space, key: bytes, now_ns: int) -> bool:
         """It was told that the store has a chunk."""
         epoch = self.epoch_of(space, now_ns)
-        return epoch is not None and self.known.kind(self.mark(space, epoch, key)) == WRITTEN
+        return epoch is not None and self.known.is_written(self.mark(space, epoch, key))
 
     def may_have(self, space: Space, key: bytes, now_ns: int) -> bool:
         """The store has a chunk, or what servers have told cannot be read."""
@@ -437,7 +445,22 @@ class RemoteTier:
             return False
         if self.epochs[space.digest].announcements.state(epoch, now_ns) != "heard":
             return False
-        return self.known.kind(self.mark(space, epoch, key)) != WRITTEN
+        return not self.known.is_written(self.mark(space, epoch, key))
+
+    def passes_over(self, space: Space, key: bytes, now_ns: int) -> bool:
+        """The chunk is unannounced, and no try is due. One flat function: nearly every lookup that misses asks this."""
+        known = self.epochs.get(space.digest)
+        if known is None or known.owes_clear or self._forgot_lately(now_ns):
+            return False
+        epoch = known.lease.epoch(now_ns / 1e9)
+        if epoch is None or not known.announcements.are_believed(epoch, now_ns):
+            return False
+        return not self.known.is_written(mark_of(space.digest, epoch, key))
+
+    def passed_over(self, space: Space) -> None:
+        """Counts an unannounced chunk that was looked up and not looked for."""
+        self.epochs[space.digest].announcements.passed_over()
+        self.counts.add("remote_unannounced", 1)
 
     def owe_clear(self, digest: bytes, clear: Clear | None, fresh: Callable[[], int]) -> None:
         """A namespace was cleared here: the store is to get a new epoch, and whoever waits in `clear` is told then."""
@@ -486,19 +509,25 @@ class RemoteTier:
         self.answer_s = max(self.answer_s, (now_ns - pursuit.moved_ns) / 1e9)
         self.drop(pursuit)
 
-    def set_aside(self, digest: bytes, key: bytes, until_ns: int) -> None:
-        """The key is not asked for until then."""
-        self.put_aside[digest, key] = until_ns
+    def set_aside(self, digest: bytes, key: bytes, until_ns: int, *, was_absent: bool = False) -> None:
+        """The key is not asked for until then. was_absent: or until a server tells that the store has it."""
+        self.put_aside[digest, key] = PutAside(until_ns, was_absent)
         self.put_aside.move_to_end((digest, key))
         if len(self.put_aside) > PUT_ASIDE_MAX:
             self.put_aside.popitem(last=False)
 
-    def is_put_aside(self, digest: bytes, key: bytes, now_ns: int) -> bool:
-        until_ns = self.put_aside.get((digest, key))
-        if until_ns is not None and until_ns <= now_ns:
-            del self.put_aside[digest, key]
+    def is_put_aside(self, space: Space, key: bytes, now_ns: int) -> bool:
+        if not self.aside_ns(space, key, now_ns):
+            self.put_aside.pop((space.digest, key), None)
             return False
-        return until_ns is not None
+        return True
+
+    def aside_ns(self, space: Space, key: bytes, now_ns: int) -> int:
+        """For how long the key is not asked for. The question changes nothing."""
+        found = self.put_aside.get((space.digest, key))
+        if found is None or (found.was_absent and self.is_announced(space, key, now_ns)):
+            return 0
+        return max(found.until_ns - now_ns, 0)
 
 
 def split(keys: bytes) -> list[bytes]:

@@ -127,6 +127,7 @@ def waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Waiting
         arena_bytes=1 << 20,
         slab_bytes=256 << 10,
         arena_path=memory,
+        chunks_max=100,
         disk_paths=tmp_path / "disk",
         disk_bytes=16 << 20,
         disk_segment_bytes=512 << 10,

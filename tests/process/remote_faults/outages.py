@@ -32,7 +32,7 @@ SLACK_S = 0.2
 """For this machine, which runs two servers, two engines and a store on few cores."""
 BACK_WITHIN_S = 5.0
 ONE_TRY_S = 0.7
-"""For a prompt of a store that has lost all: then the next one."""
+"""Until the next prompt is stored in a store that may have lost all: the first ones may be dropped."""
 DRAINED_WITHIN_S = 120.0
 """For the writes that wait after an outage: thousands of chunks, and one process serves all files of a directory."""
 KEPT = 40
@@ -116,7 +116,9 @@ class Fleet:
         assert self.back_s[-1] <= BACK_WITHIN_S, f"served again after {self.back_s[-1]:.1f} s"
 
     def round_that_loses_all(self, store: Stoppable, stopped_s: float) -> None:
-        """The same with a store that may come back empty. Its note is lost too, so each server drops its own copies."""
+        """The same with a store that may come back empty. Its note is lost too, so each server drops its own copies.
+
+        If it has lost nothing, a new prompt waits behind all that was stored meanwhile, as in any other store."""
         brains = [server.brain_pid() for server in self._servers]
         away = [self._written() for _ in range(3)]
         self._local = [self._brought(self._written())]
@@ -124,24 +126,30 @@ class Fleet:
         until_s = time.monotonic() + stopped_s
         while time.monotonic() < until_s:
             self._work(away)
+        done = self._puts_done()
         store.go_on()
         began_s = time.monotonic()
-        new = until("a new prompt to come", self._comes_in_time)
+        until("a prompt to come", lambda: self._comes_in_time(away))
+        until("writes to go on", lambda: self._first.store(self._new()).chunks and self._puts_done() > done)
         self.back_s.append(time.monotonic() - began_s)
+        tried: list[Prompt] = []
+        new = until("a new prompt to come", lambda: self._comes_in_time(tried), DRAINED_WITHIN_S)
         assert self._second.retrieve(new) == CHUNKS
         assert brains == [server.brain_pid() for server in self._servers], "a brain was started again"
         assert self.back_s[-1] <= BACK_WITHIN_S, f"served again after {self.back_s[-1]:.1f} s"
 
-    def _comes_in_time(self) -> Prompt | None:
-        """A new prompt of the first engine that the second one has from the store soon. None: it was dropped, or late.
+    def _comes_in_time(self, tried: list[Prompt]) -> Prompt | None:
+        """The first engine stores one prompt more. Returns that or an earlier one, if the second engine has it from the
+        store soon. None: all were dropped, or are late.
 
         Nothing is retrieved before: servers still drop what they have, also what a lease is for."""
-        new = self._new()
-        self._first.store(new)
+        tried.append(self._new())
+        self._first.store(tried[-1])
         due_s = time.monotonic() + ONE_TRY_S
         while time.monotonic() < due_s:
-            if self._second.lookup(new).chunks == CHUNKS:
-                return new
+            for one in tried:
+                if self._second.lookup(one).chunks == CHUNKS:
+                    return one
             time.sleep(0.02)
         return None
 

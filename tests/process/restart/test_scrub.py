@@ -26,6 +26,8 @@ from tests.process.engine import Engine, Prompt, prompt
 from tests.process.harness import Server, kill, until
 
 RATE = 64 << 20
+KEPT = {"arena_bytes": 8 << 20, "chunks_max": 100}
+"""For an arena in `memory`. With the default of chunks_max each brain would read a ledger of 538 MiB there."""
 STORY = prompt(7, chunks=CHUNKS)
 
 
@@ -79,7 +81,7 @@ def is_found_in_dram(server: Server) -> None:
 
 
 def test_a_bit_that_flips_in_dram_is_found_by_the_mover_of_the_host(memory: Path) -> None:
-    with Server(arena_path=memory, arena_bytes=8 << 20, scrub_bytes_per_s=RATE) as server, stored(server) as engine:
+    with Server(arena_path=memory, scrub_bytes_per_s=RATE, **KEPT) as server, stored(server) as engine:
         until("a round", lambda: scrubbed_bytes(server, "dram") >= 2 * CHUNKS * SHAPE.slot_bytes())
         assert server.status().chunks == CHUNKS
         flip(arena_file(memory), 0)
@@ -89,7 +91,7 @@ def test_a_bit_that_flips_in_dram_is_found_by_the_mover_of_the_host(memory: Path
 
 def test_a_bit_that_flips_in_dram_is_found_by_the_mover_of_the_disks(memory: Path, tmp_path: Path) -> None:
     """No engine is there."""
-    settings = {"arena_path": memory, "arena_bytes": 8 << 20, "disk_write_policy": "evict"}
+    settings = {"arena_path": memory, "disk_write_policy": "evict", **KEPT}
     with small(tmp_path, **settings) as server, stored(server):
         pass
     flip(arena_file(memory), 0)

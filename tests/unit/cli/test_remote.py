@@ -15,7 +15,7 @@ from kvserver.config.config import load
 from kvserver.errors import ConfigError
 from kvserver.movers.remote_checks import digest_of
 from kvserver.remote import namespace_note
-from kvserver.remote.chunk_value import ChunkName, Head, encode
+from kvserver.remote.chunk_value import ChunkName, Head, NamespaceName, encode
 from kvserver.remote.directory import DirectoryStore
 from kvserver.remote.namespace_note import NamespaceNote
 from kvserver.remote.store import StoreError
@@ -65,11 +65,11 @@ class Scene:
         self.stale = {name: summed(name, (5, 70_001)) for name in (name_of(seed, epoch=STALE_EPOCH) for seed in (1, 9))}
         for name, head in (*self.heads.items(), *self.stale.items()):
             assert self.store.write(name, head, payloads_of(head))
-        self.store.replace_note(NAMESPACE, namespace_note.encode(NamespaceNote(EPOCH, DOCUMENT)))
-        self.store.replace_note(OTHER, namespace_note.encode(NamespaceNote(5, b"")))
+        self.store.replace_note(NAMESPACE, namespace_note.encode(NamespaceNote(EPOCH, DOCUMENT), NAMESPACE))
+        self.store.replace_note(OTHER, namespace_note.encode(NamespaceNote(5, b""), OTHER))
 
-    def epoch(self, name: object = NAMESPACE) -> int:
-        note = namespace_note.decode(self.store.notes([name])[0])  # type: ignore[list-item]
+    def epoch(self, name: NamespaceName = NAMESPACE) -> int:
+        note = namespace_note.decode(self.store.notes([name])[0], name)
         assert note is not None
         return note.epoch
 
@@ -244,7 +244,7 @@ def test_clear_all_reaches_each_namespace_also_one_with_a_damaged_note(scene: Sc
     third = NAMESPACE._replace(namespace=bytes(32))
     foreign = NAMESPACE._replace(tenant="team-7")
     scene.store.replace_note(third, b"damaged")
-    scene.store.replace_note(foreign, namespace_note.encode(NamespaceNote(5, b"")))
+    scene.store.replace_note(foreign, namespace_note.encode(NamespaceNote(5, b""), foreign))
     assert ran("clear", "--all", "--yes", *scene.flags).startswith("cleared: 3 namespaces;")
     epochs = {scene.epoch(), scene.epoch(OTHER), scene.epoch(third)}
     assert len(epochs) == 3
@@ -349,7 +349,7 @@ def test_sweep_leaves_what_is_written_after_a_clear_that_comes_while_it_lists(sc
     def cleared_meanwhile(of: object) -> object:
         for some in values(of):  # type: ignore[arg-type]
             if scene.epoch() != 99:
-                scene.store.replace_note(NAMESPACE, namespace_note.encode(NamespaceNote(99, DOCUMENT)))
+                scene.store.replace_note(NAMESPACE, namespace_note.encode(NamespaceNote(99, DOCUMENT), NAMESPACE))
                 head = summed(new, (7,))
                 scene.store.write(new, head, payloads_of(head))
             yield some

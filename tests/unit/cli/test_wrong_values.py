@@ -34,7 +34,14 @@ def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
             yield (*path, name), command
 
 
-COMMANDS = dict(commands(typer.main.get_command(main.app)))
+PROGRAM = typer.main.get_command(main.app)
+COMMANDS = dict(commands(PROGRAM))
+
+
+@pytest.fixture(autouse=True)
+def made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runner makes all commands anew for each call, which takes longer than the call."""
+    monkeypatch.setattr("typer.testing._get_command", lambda app: PROGRAM)
 
 
 def said(*arguments: str) -> str:

@@ -1,13 +1,17 @@
 """Connecting, registering and recovering: the client's own actions while servers and movers come and go."""
 
 import errno
+import faulthandler
 import gc
 import logging
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -449,19 +453,58 @@ def test_forked_child_holds_nothing_open_and_is_told_so(tmp_path: Path) -> None:
         numbers = (session.local._transport.source, link.lane._socket.fileno(), registration.pidfd)
         ours = {str(number) for number in (*numbers, *at.cache.descriptors)}
         assert len(ours) == 4
-        reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            said = _in_the_child(at.client, at.cache, ours, at.fake.path)
-            os.write(writing, said.encode())
-            os._exit(0)
-        os.close(writing)
-        said = os.read(reading, 4096).decode()
-        os.close(reading)
-        assert os.waitpid(child, 0)[1] == 0
+        said = said_by_a_child(lambda: _in_the_child(at.client, at.cache, ours, at.fake.path))
         assert said == "forked forked forked True open=[]"
         assert at.client.store(at.cache, 0, b"", keys_of(1), chunks(0, 1)).result(WAIT_S).chunks == 1
         assert at.client.counters.connects == 1
+
+
+@pytest.mark.parametrize("end", ["mover", "client"])
+def test_a_child_forked_while_a_descriptor_is_closed_does_not_close_its_number_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """A close lets other threads run. One may open something that gets the number, and fork."""
+    close = os.close
+    said: list[str] = []
+    with rig(tmp_path) as at:
+        loop, registration = at.client._loop, at.cache.registration
+        assert registration is not None
+        awaited = [registration.pidfd if end == "mover" else loop._wake]
+
+        def closes(descriptor: int) -> None:
+            close(descriptor)
+            if [descriptor] == awaited and threading.current_thread() is loop._thread:
+                awaited.clear()
+                os.dup2(at.pool, descriptor)
+                said.append(said_by_a_child(lambda: os.readlink(f"/proc/self/fd/{descriptor}")))
+                close(descriptor)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "close", closes)
+            at.fake.kill_mover() if end == "mover" else at.client.close()
+            until("the child", lambda: said)
+    assert said == ["/memfd:pool (deleted)"]
+
+
+def said_by_a_child(say: Callable[[], str]) -> str:
+    """What a forked child says: its stacks when it says nothing in time. No test goes on in the child."""
+    reading, writing = os.pipe()
+    with tempfile.TemporaryFile() as stacks:
+        child = os.fork()
+        if child == 0:
+            try:
+                faulthandler.dump_traceback_later(2 * WAIT_S, exit=True, file=stacks)
+                os.write(writing, say().encode())
+            except BaseException:
+                os.write(writing, traceback.format_exc().encode())
+            finally:
+                os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading) as answer:
+            said = answer.read()
+        os.waitpid(child, 0)
+        stacks.seek(0)
+        return said or stacks.read().decode()
 
 
 def _in_the_child(client: Client, cache: Cache, descriptors: set[str], socket: Path) -> str:

@@ -6,7 +6,7 @@ import pytest
 from kvserver.service.base.events import MoverGone
 from kvserver.service.state import clear_notes
 from kvserver.wire.messages import Clear, Cleared, GroupBlocks
-from kvserver.wire.orders import ForgetNotes, Note
+from kvserver.wire.orders import ForgetNotes, Note, NotesForgotten
 from tests.rigs.brain_rig import FULL, NAMESPACE, Client, chain, ids, is_refusal
 from tests.rigs.disk_notes import had, names, namespace, written
 from tests.rigs.disk_rig import CHUNKS, DiskRig, restart
@@ -49,6 +49,50 @@ def test_a_namespace_that_comes_back_after_its_note_was_forgotten_has_nothing_of
     assert (
         Client(rig).register(namespace=namespace("a")).lookup(chain(ord("a"), CHUNKS), namespace("a")).chunks == CHUNKS
     )
+
+
+def test_a_clear_holds_for_a_namespace_whose_note_no_device_could_remove() -> None:
+    rig = DiskRig(namespaces_max=2, notes_max=0)
+    for name in "ab":
+        had(rig, name)
+    rig.notes_kept = False
+    rig.wait_ms(100)
+    assert any(isinstance(order, ForgetNotes) for order in rig.orders)
+    rig.notes_kept = True
+    assert isinstance(Client(rig).ask(Clear(rig.number(), namespace("a"))), Cleared)
+    restart(rig)
+    engine = Client(rig).register(namespace=namespace("a"))
+    assert engine.lookup(chain(ord("a"), CHUNKS), namespace("a")).chunks == 0
+
+
+def test_notes_that_no_device_could_remove_are_removed_once_a_device_has_written_one() -> None:
+    rig = DiskRig(namespaces_max=2, notes_max=0)
+    for name in "ab":
+        had(rig, name)
+    rig.notes_kept = False
+    rig.wait_ms(300)
+    assert len([order for order in rig.orders if isinstance(order, ForgetNotes)]) == 1
+    rig.notes_kept = True
+    written(rig, "c")
+    rig.wait_ms(100)
+    assert names(rig.forgotten) == "ab"
+
+
+def test_a_note_that_was_written_again_while_it_was_removed_stays() -> None:
+    rig = DiskRig(namespaces_max=2, notes_max=0)
+    rig.forgets_lost = 1
+    for name in "ab":
+        had(rig, name)
+    rig.wait_ms(100)
+    (order,) = [order for order in rig.orders if isinstance(order, ForgetNotes)]
+    assert names(order.namespaces) == "ab"
+    client = written(rig, "a")
+    (mover,) = (mover.mover for mover in rig.service.status(rig.now_ns).movers if mover.device == "disk")
+    rig.report(mover, NotesForgotten(order.namespaces, kept=True))
+    assert isinstance(client.ask(Clear(rig.number(), namespace("a"))), Cleared)
+    restart(rig)
+    engine = Client(rig).register(namespace=namespace("a"))
+    assert engine.lookup(chain(ord("a"), CHUNKS), namespace("a")).chunks == 0
 
 
 def test_another_mover_is_told_only_what_may_not_be_durable() -> None:

@@ -36,6 +36,7 @@ from kvserver.wire.orders import (
     Moved,
     Note,
     Noted,
+    NotesForgotten,
     Order,
     Promote,
     Ready,
@@ -301,6 +302,7 @@ def found_notes(*directories: Path, forget: ForgetNotes | None = None) -> list[F
         brain.devices(len(directories))
         if forget is not None:
             brain.order(forget)
+            assert brain.next() == NotesForgotten(forget.namespaces, kept=True)
         brain.order(Recover())
         told: list[FoundNote] = []
         while isinstance(report := brain.next(), FoundNote):
@@ -347,6 +349,7 @@ def test_nothing_is_forgotten_where_a_note_may_be_missing(places: tuple[Path, Pa
         assert brain.next() == Noted(b"m" * 32, 0, kept=False)
         (place / disk_notes.FOLDER).unlink()
         brain.order(ForgetNotes([NAMESPACE], 15))
+        assert brain.next() == NotesForgotten([NAMESPACE], kept=False)
         brain.order(Note(b"k" * 32, b"", 0))
         assert isinstance(brain.next(), Noted)
     assert notes_of(place) == {b"k": (b"", 0)}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvserver.movers import remote_engine
 from kvserver.movers.remote_checks import digest_of
 from kvserver.movers.remote_engine import (
     Announce,
@@ -189,11 +190,11 @@ def test_a_chunk_that_is_gone_or_was_there_first_is_said_to_be_so(scene: Scene) 
 
 def test_writes_never_keep_loads_from_being_served(scene: Scene) -> None:
     name, head = scene.put(3)
-    others = [(name_of(seed), scene.head_of_slots(name_of(seed))) for seed in range(10, 16)]
+    others = [(name_of(seed), scene.head_of_slots(name_of(seed))) for seed in range(10, 19)]
     scene.store.gate.clear()
     scene.store.begun.clear()
     writes = [scene.begin(lambda job, chunk=chunk: Put(job, *chunk, SLOTS)) for chunk in others]
-    until("writes to begin", lambda: scene.store.begun.count("write") == 4)
+    until("writes to begin", lambda: scene.store.begun.count("write") == 6)
     load = scene.begin(lambda job: Fetch(job, name, head, BACK))
     until("the load to begin", lambda: "read" in scene.store.begun)
     scene.store.gate.set()
@@ -301,6 +302,44 @@ def test_a_dead_node_is_left_alone_others_are_served_and_it_serves_again_by_itse
     assert scene.engine.left_alone() == []
 
 
+def recovering(scene: Scene) -> tuple[ChunkName, Head]:
+    """A chunk of a node that was left alone, answers again, and is asked by few at a time."""
+    name, head = scene.put(seeds_of("odd", 1, scene)[0])
+    scene.store.dead.add("odd")
+    for _ in range(FAILURES_MAX):
+        assert scene.run(lambda job: Fetch(job, name, head, BACK)).fault == "remote-down"
+    assert scene.engine.left_alone() == ["odd"]
+    scene.store.dead.clear()
+    until("its tries to succeed", lambda: not scene.engine.left_alone())
+    return name, head
+
+
+def test_jobs_that_come_at_once_while_a_node_recovers_wait_for_each_other(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_engine, "RAMP_WAIT_S", 30.0)
+    name, head = recovering(scene)
+    scene.store.gate.clear()
+    jobs = [scene.begin(lambda job: Fetch(job, name, head, BACK)) for _ in range(13)]
+    jobs.append(scene.begin(lambda job: Probe(job, (name,), 3)))
+    until("the first to begin", lambda: scene.store.begun[-1] == "read" or None)
+    scene.store.gate.set()
+    ends = [scene.end_of(job) for job in jobs]
+    assert [ended.fault for ended in ends] == [""] * len(jobs)
+    assert ends[-1].heads == (head,)
+
+
+def test_a_job_does_not_wait_for_long_for_a_recovering_node_that_hangs(scene: Scene) -> None:
+    name, head = recovering(scene)
+    scene.store.gate.clear()
+    hangs = scene.begin(lambda job: Fetch(job, name, head, BACK))
+    until("it to begin", lambda: scene.store.begun[-1] == "read" or None)
+    assert scene.run(lambda job: Fetch(job, name, head, BACK)).fault == "left-alone"
+    assert scene.run(lambda job: Probe(job, (name,), 3)).faults == ("left-alone",)
+    scene.store.gate.set()
+    assert scene.end_of(hangs).fault == ""
+
+
 def test_a_probe_with_many_names_of_a_dead_node_is_one_failure(scene: Scene) -> None:
     names = tuple(name_of(seed) for seed in seeds_of("odd", 3 * FAILURES_MAX, scene))
     scene.store.dead.add("odd")
@@ -320,7 +359,8 @@ def test_a_full_store_is_not_left_alone(scene: Scene) -> None:
 def test_every_job_ends_while_a_valkey_is_frozen_and_it_serves_again_without_a_restart() -> None:
     hasty = Settings((("127.0.0.1", 0),), probe_s=0.2, bulk_s=0.4, note_s=0.3, connect_s=0.5)
     with ValkeyServer() as server:
-        scene = Scene(ValkeyStore(hasty._replace(addresses=(("127.0.0.1", server.port),))))
+        store = ValkeyStore(hasty._replace(addresses=(("127.0.0.1", server.port),)))
+        scene = Scene(store)
         chunks = [scene.put(seed) for seed in range(1, 9)]
         server.stop()
         faults = set()
@@ -334,3 +374,4 @@ def test_every_job_ends_while_a_valkey_is_frozen_and_it_serves_again_without_a_r
         until("it to serve again", lambda: scene.run(lambda job: Fetch(job, name, head, BACK)).fault == "")
         assert scene.came_back()
         scene.engine.close()
+        store.close()

@@ -219,6 +219,19 @@ def test_notes_are_read_made_once_and_replaced(remote: Remote) -> None:
         assert one.order(ReadRemoteNote(6, namespace)) == RemoteNoteRead(6, "", "here", 9, b"")
 
 
+def test_a_note_that_lies_at_the_place_of_another_namespace_counts_as_damaged(remote: Remote) -> None:
+    namespace, other = bytes(range(1, 33)), bytes(range(2, 34))
+    with Door(remote) as door:
+        door.order(WriteRemoteNote(1, namespace, 7, b"what it is", replaces=False))
+        store = open_store(remote)
+        (note,) = store.notes([NamespaceName(remote.tenant, namespace)])
+        assert note is not None
+        store.replace_note(NamespaceName(remote.tenant, other), note)
+        store.close()
+        assert door.order(ReadRemoteNote(2, namespace)) == RemoteNoteRead(2, "", "here", 7, b"what it is")
+        assert door.order(ReadRemoteNote(3, other)) == RemoteNoteRead(3, "", "damaged", 0, b"")
+
+
 def test_what_one_mover_announces_another_hears_once_and_one_that_comes_later_hears_all(remote: Remote) -> None:
     marks = pack([4 * number | 1 for number in range(1, 3001)])
 

@@ -11,24 +11,32 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from kvserver.remote import namespace_note
+from kvserver.remote.chunk_value import NamespaceName
 from kvserver.remote.epoch_lease import LEASE_S, READ_EVERY_S, EpochLease
 from kvserver.remote.namespace_note import NamespaceNote
 
 EVENTS = 4000
+OF = NamespaceName("team-7", bytes(range(32)))
 
 
 @given(some.integers(0, (1 << 64) - 1), some.binary(max_size=300))
 def test_a_note_is_read_as_it_was_written_and_every_change_of_it_is_noticed(epoch: int, document: bytes) -> None:
     note = NamespaceNote(epoch, document)
-    packed = namespace_note.encode(note)
-    assert namespace_note.decode(packed) == note
+    packed = namespace_note.encode(note, OF)
+    assert namespace_note.decode(packed, OF) == note
     for place in range(len(packed)):
-        assert namespace_note.decode(packed[:place] + bytes([packed[place] ^ 4]) + packed[place + 1 :]) is None
-        assert namespace_note.decode(packed[:place]) is None
+        assert namespace_note.decode(packed[:place] + bytes([packed[place] ^ 4]) + packed[place + 1 :], OF) is None
+        assert namespace_note.decode(packed[:place], OF) is None
 
 
 def test_what_is_no_note_is_none() -> None:
-    assert all(namespace_note.decode(value) is None for value in (None, b"", b"x", bytes(40)))
+    assert all(namespace_note.decode(value, OF) is None for value in (None, b"", b"x", bytes(40)))
+
+
+def test_a_note_of_another_namespace_or_tenant_is_no_note() -> None:
+    packed = namespace_note.encode(NamespaceNote(9, b"what it is"), OF)
+    for other in (OF._replace(namespace=bytes(31) + b"1"), OF._replace(tenant="team-8"), OF._replace(tenant="-")):
+        assert namespace_note.decode(packed, other) is None
 
 
 class Store:

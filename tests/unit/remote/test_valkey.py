@@ -3,6 +3,7 @@
 import gc
 import random
 import re
+import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from glide_shared.exceptions import ClosingError
 from glide_sync import GlideClient, GlideClientConfiguration, NodeAddress
 
 from kvserver.errors import DeviceError
@@ -44,8 +46,24 @@ def server() -> Iterator[ValkeyServer]:
         yield server
 
 
+_made: list[ValkeyStore] = []
+
+
+@pytest.fixture(autouse=True)
+def all_are_closed() -> Iterator[None]:
+    """A client of the library that is only forgotten keeps its thread and its descriptors."""
+    yield
+    while _made:
+        _made.pop().close()
+
+
+def made(settings: Settings) -> ValkeyStore:
+    _made.append(ValkeyStore(settings))
+    return _made[-1]
+
+
 def opened(server: ValkeyServer, **settings: object) -> ValkeyStore:
-    return ValkeyStore(Settings((("127.0.0.1", server.port),), **{**PATIENT, **settings}))
+    return made(Settings((("127.0.0.1", server.port),), **{**PATIENT, **settings}))
 
 
 def written(store: Store, seed: int, sizes: tuple[int, ...] = (1, 4099), write: int = 1) -> Head:
@@ -125,7 +143,7 @@ def test_a_killed_server_is_down_and_a_new_one_is_used_without_opening_the_store
 
 def test_connections_that_lost_their_peer_are_made_anew(server: ValkeyServer) -> None:
     with FaultProxy(server.port, seed=1, chance=0) as proxy:
-        store = ValkeyStore(Settings((("127.0.0.1", proxy.port),), **HASTY))
+        store = made(Settings((("127.0.0.1", proxy.port),), **HASTY))
         head = written(store, 1)
         proxy.hush()
         assert "remote-slow" in every_call(store, head)
@@ -288,6 +306,63 @@ def test_a_chunk_that_waits_for_a_connection_does_not_fail_however_slow_the_othe
         with ThreadPoolExecutor(4) as threads:
             heads = list(threads.map(lambda seed: written(store, seed, sizes=LARGE), range(4)))
         assert store.heads([name_of(seed) for seed in range(4)], SHARDS) == heads
+
+
+def test_two_writes_are_under_way_on_one_connection_and_no_third(
+    server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(server, connections=1)
+    set_at_once = GlideClient.set
+    met = threading.Barrier(2)
+    under_way: list[GlideClient] = []
+    seen: set[tuple[GlideClient, int]] = set()
+
+    def slow(client: GlideClient, *given: object, **named: object) -> object:
+        under_way.append(client)
+        met.wait(timeout=20)
+        seen.add((client, len(under_way)))
+        met.wait(timeout=20)
+        under_way.remove(client)
+        return set_at_once(client, *given, **named)
+
+    monkeypatch.setattr(GlideClient, "set", slow)
+    with ThreadPoolExecutor(6) as threads:
+        heads = list(threads.map(lambda seed: written(store, seed), range(6)))
+    assert store.heads([name_of(seed) for seed in range(6)], SHARDS) == heads
+    assert len(seen) == 1
+    assert {calls for _, calls in seen} == {2}
+
+
+def test_a_connection_that_one_of_its_two_writes_has_lost_serves_the_other_to_its_end(
+    server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(server, connections=1)
+    set_at_once = GlideClient.set
+    may_go_on = threading.Event()
+    clients: list[GlideClient] = []
+
+    def set_in_turn(client: GlideClient, *given: object, **named: object) -> object:
+        clients.append(client)
+        if len(clients) == 1:  # it is under way while the second one is lost, and a third one is served
+            assert may_go_on.wait(20)
+        elif len(clients) == 2:
+            raise ClosingError("lost")
+        return set_at_once(client, *given, **named)
+
+    monkeypatch.setattr(GlideClient, "set", set_in_turn)
+    with ThreadPoolExecutor(1) as thread:
+        first = thread.submit(written, store, 1)
+        until("the first to be under way", lambda: clients)
+        with pytest.raises(StoreError, match="lost"):
+            written(store, 2)
+        head = written(store, 3)
+        may_go_on.set()
+        heads = [first.result(20), None, head]
+    assert store.heads([name_of(seed) for seed in (1, 2, 3)], SHARDS) == heads
+    assert clients[0] is clients[1]
+    assert clients[2] is not clients[0]
+    with pytest.raises(ClosingError):
+        set_at_once(clients[0], b"x", b"y")
 
 
 def test_what_a_server_evicts_is_a_miss_and_never_half_a_chunk() -> None:
@@ -539,7 +614,7 @@ def test_lists_and_looks_count_as_no_use() -> None:
             for server in servers:
                 server.ask("CONFIG", "SET", "maxmemory-policy", "allkeys-lfu")
             addresses = tuple(("127.0.0.1", server.port) for server in servers)
-            store = ValkeyStore(Settings(addresses, is_cluster=len(servers) > 1, **PATIENT))
+            store = made(Settings(addresses, is_cluster=len(servers) > 1, **PATIENT))
             for seed in range(12):
                 written(store, seed)
             before = counts_of_use(servers)
@@ -573,7 +648,7 @@ def test_a_look_renews_nothing_and_removes_nothing(server: ValkeyServer) -> None
 def test_one_dead_node_of_a_cluster_costs_only_its_own_chunks() -> None:
     with ValkeyCluster() as cluster:
         addresses = tuple(("127.0.0.1", server.port) for server in cluster.servers)
-        store = ValkeyStore(Settings(addresses, is_cluster=True, **PATIENT))
+        store = made(Settings(addresses, is_cluster=True, **PATIENT))
         # Otherwise the others refuse all until somebody repairs the cluster.
         for server in cluster.servers:
             server.ask("CONFIG", "SET", "cluster-require-full-coverage", "no")

@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
@@ -74,6 +75,12 @@ DOORS: dict[str, str] = {
 LIBRARIES = {("kvserver.movers.remote_store", f"kvserver.remote.{name}") for name in ("valkey", "objects.clouds")}
 """Imports of modules whose libraries are extras."""
 
+WHEN_ASKED_FOR = {
+    ("kvserver.brain.http.server", "kvserver.brain.http.metrics"),
+    ("kvserver.brain.process", "kvserver.brain.publisher"),
+}
+"""Imports that every start would pay for, and that few servers need."""
+
 QUICK_START = tuple(f"kvserver.cli.{name}" for name in ("main", "admin", "asking", "remote"))
 """Modules that `kvserver --help` loads: they import others when a command runs."""
 
@@ -111,16 +118,20 @@ def modules() -> Iterator[tuple[str, Path]]:
 MODULES = dict(modules())
 
 
-def imports() -> Iterator[Import]:
+@cache
+def imports() -> list[Import]:
+    """All of them. Not read when this file is imported: each process of `make test` does that."""
+    return list(_imports())
+
+
+def _imports() -> Iterator[Import]:
     for module, path in MODULES.items():
-        tree = ast.parse(path.read_text())
-        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
         inside = {id(node) for function in functions for node in ast.walk(function)}
-        typing = [
-            node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        ]
+        typing = [node for node in nodes if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
         names_only = {id(node) for block in typing for node in ast.walk(block)}
-        for node in ast.walk(tree):
+        for node in nodes:
             if id(node) not in names_only:
                 for name in _imported(node):
                     yield Import(module, name, node.lineno, id(node) in inside)  # type: ignore[attr-defined]
@@ -140,7 +151,6 @@ def _imported(node: ast.AST) -> list[str]:
             return []
 
 
-IMPORTS = list(imports())
 ROOMS = {room: row for row in BELOW for room in row.split()}
 
 
@@ -178,7 +188,7 @@ def test_every_room_is_in_the_table() -> None:
 
 def test_every_row_of_the_table_is_of_something() -> None:
     assert set(ROOMS) <= {room(module) for module in MODULES}
-    used = {(room(arrow.importer), room(arrow.imported)) for arrow in IMPORTS if arrow.imported in MODULES}
+    used = {(room(arrow.importer), room(arrow.imported)) for arrow in imports() if arrow.imported in MODULES}
     unused = [
         (importer, imported)
         for importer in ROOMS
@@ -191,7 +201,7 @@ def test_every_row_of_the_table_is_of_something() -> None:
 def test_imports_point_down() -> None:
     wrong = [
         str(arrow)
-        for arrow in IMPORTS
+        for arrow in imports()
         if arrow.imported in MODULES and room(arrow.imported) not in allowed(room(arrow.importer))
     ]
     assert wrong == []
@@ -200,7 +210,7 @@ def test_imports_point_down() -> None:
 def test_heavy_imports_have_one_door_each() -> None:
     wrong = [
         str(arrow)
-        for arrow in IMPORTS
+        for arrow in imports()
         for heavy, doors in DOORS.items()
         if within(arrow.imported, heavy) and not within(arrow.importer, doors)
     ]
@@ -210,21 +220,21 @@ def test_heavy_imports_have_one_door_each() -> None:
 def test_rooms_that_decide_do_not_touch_the_world() -> None:
     wrong = [
         str(arrow)
-        for arrow in IMPORTS
+        for arrow in imports()
         if any(within(arrow.importer, pure) for pure in PURE) and arrow.imported.split(".")[0] in WORLD
     ]
     assert wrong == []
 
 
 def test_no_import_hides_in_a_function() -> None:
-    """It would hide a cycle. The command line and HTTP may, for a quick start; a store's library is an extra."""
+    """It would hide a cycle. What few need may, for a quick start; a store's library is an extra."""
     wrong = [
         str(arrow)
-        for arrow in IMPORTS
+        for arrow in imports()
         if arrow.inside
         and within(arrow.imported, "kvserver kvclient")
         and arrow.importer not in QUICK_START
-        and (arrow.importer, arrow.imported) != ("kvserver.brain.http.server", "kvserver.brain.http.metrics")
+        and (arrow.importer, arrow.imported) not in WHEN_ASKED_FOR
         and (arrow.importer, arrow.imported) not in LIBRARIES
     ]
     assert wrong == []
@@ -234,7 +244,7 @@ def test_no_import_hides_in_a_function() -> None:
 def test_there_are_no_cycles(of: str) -> None:
     """A file at the top of a package counts as a folder of its own."""
     graph: dict[str, set[str]] = {}
-    for arrow in IMPORTS:
+    for arrow in imports():
         if arrow.imported in MODULES:
             pair = arrow.importer, arrow.imported
             if of == "folders":
@@ -259,3 +269,17 @@ def test_importing_the_package_imports_nothing_else() -> None:
     )
     done = subprocess.run([sys.executable, "-ISc", script, str(ROOT)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "{'kvserver'}"
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("kvserver.brain.process", {"zmq", "prometheus_client"}),
+        ("kvserver.supervisor.supervisor", {"asyncio", "email", "zmq"}),
+        ("kvserver.movers.mover", {"asyncio", "email", "typer", "zmq"}),
+    ],
+)
+def test_a_process_of_a_server_starts_without_what_few_need(module: str, absent: set[str]) -> None:
+    script = f"import sys, {module}; print(*sorted({absent!r} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

@@ -11,6 +11,7 @@ from kvserver.service.state import clear_notes
 from kvserver.transfer.native import Ledger, create_memfd
 from kvserver.wire.admin import ClearTenant, TenantCleared
 from kvserver.wire.messages import Clear, GroupBlocks, Retrieved, Unregister, Unregistered
+from kvserver.wire.orders import ForgetNotes
 from tests.rigs.admin_rig import command
 from tests.rigs.brain_lives import SPAN_BYTES, Life
 from tests.rigs.brain_rig import STATE, Client, Rig, chain, ids, is_refusal
@@ -180,6 +181,20 @@ def test_a_namespace_that_was_forgotten_with_its_note_is_nobodys() -> None:
     assert rig.forgotten == [namespace("a")]
     assert not tier_of(rig).notes.left_out
     assert clear(rig, "chat") == TenantCleared(1, 0, 0)
+
+
+def test_a_tenant_is_cleared_also_where_no_device_could_remove_the_note_of_its_namespace() -> None:
+    rig = DiskRig(namespaces_max=1, notes_max=0)
+    client = stored(rig, "a", "chat")
+    assert isinstance(client.ask(Unregister(rig.number(), client.cache)), Unregistered)
+    stored(rig, "b", "agents")
+    rig.notes_kept = False
+    rig.wait_ms(100)
+    assert [order.namespaces for order in rig.orders if isinstance(order, ForgetNotes)] == [[namespace("a")]]
+    rig.notes_kept = True
+    assert clear(rig, "chat") == TenantCleared(1, 0, 1)
+    restart(rig)
+    assert found(rig, "a", "chat") == 0
 
 
 def test_what_was_cleared_before_it_was_found_and_has_no_place_is_not_promised_too_early() -> None:

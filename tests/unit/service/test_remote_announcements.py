@@ -218,6 +218,27 @@ def test_chunks_that_are_found_before_they_are_told_of_make_nothing_doubtful() -
     assert rig.told()[-2:] == [mark(1, WRITTEN), mark(2, WRITTEN)]
 
 
+def test_a_chunk_that_was_asked_for_too_early_is_asked_for_again_once_it_is_told_of() -> None:
+    rig = Announcing(is_all=False)
+    rig.client.lookup(KEYS)
+    rig.has(KEYS)
+    assert rig.client.lookup(KEYS).coming == 0
+    rig.hear(mark(0, STORED), is_all=False)
+    assert rig.client.lookup(KEYS).coming == 0
+    rig.hear(mark(0, WRITTEN), is_all=False)
+    assert rig.client.lookup(KEYS).coming == CHUNKS
+    rig.has(KEYS)
+    assert rig.client.lookup(KEYS).coming == 0, "it was told, and is not there"
+
+
+def test_a_chunk_whose_node_did_not_answer_is_not_asked_for_sooner_because_it_is_told_of() -> None:
+    rig = Announcing(mark(0, WRITTEN))
+    rig.client.lookup(KEYS)
+    rig.report(rig.mover, RemoteProbed(rig.sought()[-1].job, [b""] * CHUNKS, ["remote-slow"] * CHUNKS, 1))
+    rig.hear(mark(0, WRITTEN))
+    assert rig.client.lookup(KEYS).coming == 0
+
+
 def test_more_than_can_be_known_makes_all_doubtful(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_tier, "KnownChunks", lambda: KnownChunks(4))
     rig = Announcing(*(4 * number + WRITTEN for number in range(1, 6)))

@@ -151,7 +151,7 @@ def test_a_drain_does_not_wait_for_a_budget_that_never_allows_its_chunks() -> No
     rig.wait_ms(100)
     there = disk(rig).used_bytes // 4096
     drain(Client(rig).register())
-    rig.wait_ms(60_000)
+    rig.wait_ms(60_000, step_ms=500)
     assert disk(rig).drain == "drained"
     ended = rig.service.counters.disk_drained
     assert ended["moved"] == 0
@@ -245,7 +245,7 @@ def test_a_drain_whose_device_cannot_be_opened_any_more_waits_for_it() -> None:
     filled(rig)
     rig.drains, rig.unopened = {1: "draining"}, {1}
     restart(rig)
-    rig.wait_ms(90_000)
+    rig.wait_ms(90_000, step_ms=500)
     assert (disk(rig, 1).drain, disk(rig, 1).drain_waits, rig.kills) == ("draining", "store", 0)
     assert is_refusal(Client(rig).register().ask(Drain(rig.number(), 1)), "device", "disk-not-open")
     rig.unopened = set()

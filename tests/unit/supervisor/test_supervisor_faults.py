@@ -3,6 +3,7 @@
 import errno
 import multiprocessing
 import os
+import selectors
 import signal
 import tempfile
 import threading
@@ -13,7 +14,13 @@ from typing import TextIO
 
 import pytest
 
-from tests.rigs.supervisor_story import run
+from kvserver.config.config import Config
+from kvserver.ipc.fd_sockets import pair
+from kvserver.supervisor import supervisor
+from kvserver.supervisor.kept_memory import Held
+from kvserver.supervisor.systemd import Manager
+from kvserver.transfer.native import ArenaGrower, create_memfd
+from tests.rigs.supervisor_story import ARENA_BYTES, SLAB_BYTES, run
 
 WAIT_S = 60
 CLEAN = multiprocessing.get_context("forkserver")
@@ -100,6 +107,24 @@ class Story:
             return False
         os.kill(self._pid, signal.SIGTERM)
         return True
+
+
+def test_a_brain_that_has_closed_its_socket_wakes_the_supervisor_no_more() -> None:
+    """The socket would be readable until the process is gone, and the supervisor take a core for as long."""
+    arena = create_memfd("arena", ARENA_BYTES, 0)
+    grower = ArenaGrower(arena, ARENA_BYTES, SLAB_BYTES, 1)
+    config = Config(arena_bytes=ARENA_BYTES, slab_bytes=SLAB_BYTES)
+    alone = supervisor.Supervisor(config, Held(arena, arena, found=False), grower, Manager({}), "anywhere")
+    ours, theirs = pair()
+    with ours:
+        alone._control = ours
+        alone._selector.register(ours, selectors.EVENT_READ, alone._on_wish)
+        theirs.close()
+        ((key, _),) = alone._selector.select(WAIT_S)
+        key.data()
+        assert alone._selector.select(0) == []
+    grower.close()
+    os.close(arena)
 
 
 def _kill(pid: str) -> None:
