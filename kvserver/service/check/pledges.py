@@ -41,6 +41,7 @@ def check_pledges(core: Core) -> None:
     known += [job.awaiting.wait for job in core.jobs.values() if job.awaiting is not None]
     assert Counter(map(id, known)) == Counter(map(id, waits)), "each wait has somebody who waits"
     for lease in core.leases.values():
+        assert lease.chunks <= lease.reach, "a lease pins nothing that it is not on"
         assert lease.wait is None or lease.wait.pledge.session.engine is not lease.engine, "nobody awaits itself"
     for job in core.jobs.values():
         assert (job.state == "awaiting") == (job.awaiting is not None)

@@ -43,7 +43,7 @@ def _end_below(core: Core, space: Space, below: Below, error: DeviceError, now_n
 
 def _needs(lease: Lease, below: Below) -> bool:
     """Whether the lease is on what is cut off. There may be thousands, so most are asked for one key of theirs."""
-    if not lease.is_chain:
+    if not lease.is_chain or lease.tail.depth > lease.reach:
         return lease.tail in below
     depth = below.top.depth
     return depth <= lease.chunks and lease.keys[(depth - 1) * KEY_BYTES : depth * KEY_BYTES] == below.top.key

@@ -55,7 +55,7 @@ def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int
     if found.leased and len(core.leases) >= core.bounds.leases_max:
         raise ResourceError("leases", f"{len(core.leases)} leases are out, at most {core.bounds.leases_max} may be")
     core.lookup_counts.note(found)
-    producer = pledge.session.engine.name if pledge is not None and found.leased else ""
+    producer = pledge.session.engine.name if pledge is not None and awaited and found.leased else ""
     if level := core.lines.level("lookup", now_ns):
         line = _line(core, request, found, now_ns)
         more = (("awaited", awaited), ("producer", producer)) if producer else ()
@@ -70,7 +70,7 @@ def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int
         if found.leased:
             keys = request.keys[: (found.chunks + awaited) * KEY_BYTES]
             granted = _grant(core, session, space, tail, keys=keys, away=found.away, now_ns=now_ns)
-            if pledge is not None:
+            if pledge is not None and awaited:
                 core.counters.add("chunks_awaited", awaited)
                 _await(core, granted, pledge)
             lease, ttl_ms = granted.number, core.bounds.lease_ttl_ms

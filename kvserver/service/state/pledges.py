@@ -10,7 +10,6 @@ So whoever pledges chunks awaits nothing that lies before them, and no two engin
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Literal, NamedTuple
 
 from kvserver.errors import DeviceError
@@ -152,9 +151,8 @@ class Pledges(Table[Pledge]):
         pledge = self.of(space, keys[at : at + KEY_BYTES])
         if pledge is None or pledge.session.engine is engine or pledge.after != keys[:at][-KEY_BYTES:]:
             return None, 0
-        wanted, pledged = _split(keys[at:]), _split(pledge.to_come)
-        same = takewhile(lambda pair: pair[0] == pair[1], zip(wanted, pledged, strict=False))
-        return pledge, sum(1 for _ in same)
+        same = _same_keys(keys[at:], pledge.to_come)  # none: keys that are no chain leave out the next one
+        return (pledge, same) if same else (None, 0)
 
     def take_news(self) -> News:
         news, self._news = self._news, News({}, {}, {})
@@ -199,6 +197,18 @@ class Pledges(Table[Pledge]):
         """The next chunks of a pledge will not come. It ends with the event."""
         self._news.broken.setdefault(pledge, how)
         self.has_news = True
+
+
+def _same_keys(ours: bytes, theirs: bytes) -> int:
+    """How many leading keys are the same."""
+    low, high = 0, min(len(ours), len(theirs)) // KEY_BYTES
+    while low < high:
+        middle = (low + high + 1) // 2
+        if ours[low * KEY_BYTES : middle * KEY_BYTES] == theirs[low * KEY_BYTES : middle * KEY_BYTES]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _split(keys: bytes) -> list[bytes]:

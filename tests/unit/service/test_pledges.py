@@ -301,6 +301,28 @@ def test_only_keys_of_the_pledged_chain_are_awaited() -> None:
     assert scene.await_(torn).awaited == 0, "the chunk before is another one"
 
 
+def test_keys_that_leave_out_the_next_pledged_chunk_are_not_awaited() -> None:
+    scene = Scene()
+    scene.store(0, 1)
+    scene.pledge()
+    skipped = scene.await_(KEYS[:KEY_BYTES] + key(KEYS, 2))
+    assert (skipped.chunks, skipped.awaited, skipped.producer) == (1, 0, "")
+    scene.store(1, 4)
+    assert isinstance(scene.answer(scene.retrieve(skipped.lease, 0, 1)), Retrieved)
+    command(scene.rig, ClearNamespace(NAMESPACE, key(KEYS, 1)))
+    assert scene.other.lookup(KEYS).chunks == 1
+    assert scene.pinned == len(scene.rig.core.leases), "each lease pins one chunk"
+
+
+@pytest.mark.parametrize("same", range(8))
+def test_a_prompt_is_awaited_up_to_where_it_becomes_another_one(same: int) -> None:
+    pledged = chain(40, 7)
+    scene = Scene()
+    scene.pledge(pledged)
+    found = scene.await_(pledged[: same * KEY_BYTES] + chain(41, 9))
+    assert (found.awaited, found.producer) == ((same, "producer") if same else (0, ""))
+
+
 def test_fewer_chunks_than_wanted_bring_no_lease() -> None:
     scene = Scene()
     scene.store(0, 1)
