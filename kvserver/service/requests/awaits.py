@@ -10,16 +10,17 @@ import logging
 from kvserver.errors import DeviceError, ResourceError
 from kvserver.index.space import Space
 from kvserver.service.requests import admission, lookup
+from kvserver.service.state.caches import Cache
 from kvserver.service.state.core import MILLISECOND_NS, Core
 from kvserver.service.state.pledges import Pledge, PledgeEnd
 from kvserver.service.state.sessions import Session
-from kvserver.wire.messages import KEY_BYTES, Pledged, Unpledge, Unpledged
+from kvserver.wire.messages import CHUNKS_MAX, KEY_BYTES, Pledged, Store, Unpledge, Unpledged
 from kvserver.wire.messages import Pledge as PledgeRequest
 
 WHY: dict[PledgeEnd, str] = {
     "stored": "all of it was stored",
     "withdrawn": "the engine that computed it took its word back",
-    "died": "the process that pledged it has ended",
+    "died": "the process that pledged it has ended, or let its cache go",
     "late": "the engine that computes it made no progress, or took too long",
     "not-stored": "a store of it was refused, was cut short or failed",
     "cleared": "it was cleared, or what lies before it is served no more",
@@ -70,7 +71,8 @@ def _may_pledge(core: Core, session: Session, space: Space) -> bool:
     if not space.only_full or not space.complete:
         return False
     return any(
-        cache.digest == space.digest and cache.session.engine is session.engine for cache in core.caches.values()
+        cache.digest == space.digest and cache.session.engine is session.engine and cache.state != "unmapping"
+        for cache in core.caches.values()
     )
 
 
@@ -103,6 +105,32 @@ def not_stored(core: Core, session: Session, space: Space, keys: bytes) -> None:
         if made is not None and made.session.engine is session.engine:
             core.pledges.breaks(made, "not-stored")
             return
+
+
+def store_refused(core: Core, session: Session, request: Store) -> None:
+    """A store was refused as a whole. Its keys may be any bytes."""
+    cache = core.caches.get(request.cache)
+    space = core.chunks.spaces.get(cache.digest) if cache is not None and cache.session is session else None
+    if space is not None:
+        not_stored(core, session, space, request.keys[: CHUNKS_MAX * KEY_BYTES])
+
+
+def cache_goes(core: Core, cache: Cache) -> None:
+    """Nothing is stored from this cache any more. Unless its engine has these shards in another one too, its pledges
+    of that namespace cannot be kept."""
+    engine = cache.session.engine
+    if not core.pledges or any(
+        other.digest == cache.digest
+        and other.parts == cache.parts
+        and other.session.engine is engine
+        and other is not cache
+        and other.state != "unmapping"
+        for other in core.caches.values()
+    ):
+        return
+    for made in core.pledges.values():
+        if made.space.digest == cache.digest and made.session.engine is engine:
+            core.pledges.breaks(made, "died")
 
 
 def overdue(core: Core, number: int, now_ns: int) -> None:

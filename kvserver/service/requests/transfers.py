@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvserver.errors import DeviceError, RequestError, ResourceError
+from kvserver.errors import DeviceError, KvError, RequestError, ResourceError
 from kvserver.index.space import ABSENT, GONE, READY, Node
 from kvserver.service.requests import admission, awaits, lookup, mismatches, pursuits
 from kvserver.service.state.caches import Cache
@@ -56,18 +56,10 @@ class Span(NamedTuple):
 def store(core: Core, session: Session, peer: int, request: Store, now_ns: int) -> None:
     """Reserves the chunks that are not held and has the mover copy them. It replies at once when there is nothing to
     copy."""
-    cache = _usable_cache(core, session, request)
-    count = lookup.check_keys(request.keys)
-    if request.first_chunk < 0 or len(request.parent) != (KEY_BYTES if request.first_chunk else 0):
-        raise RequestError(
-            "parent", f"first_chunk={request.first_chunk} with a parent of {len(request.parent)} bytes; expected "
-            f"{KEY_BYTES} bytes, or none for chunk 0"
-        )  # fmt: skip
-    spans = _store_spans(cache, request, count)
     try:
-        admission.check_store(core, cache.digest, now_ns)
-    except ResourceError:
-        awaits.not_stored(core, session, core.chunks.spaces[cache.digest], request.keys)
+        cache, spans = _admit_store(core, session, request, now_ns)
+    except KvError:
+        awaits.store_refused(core, session, request)
         raise
     space = core.chunks.spaces[cache.digest]
     parent = space.find(request.parent) if request.first_chunk else space.root
@@ -97,7 +89,21 @@ def store(core: Core, session: Session, peer: int, request: Store, now_ns: int) 
         copies = [_copy_group(run, span) for run, span in zip(job.runs, spans, strict=True) if run.slots]
         _submit(core, job, request, copies, now_ns)
     else:
-        _answer_store(core, job, job.why, bytes_written=0, chunks_written=0, asked=count)
+        _answer_store(core, job, job.why, bytes_written=0, chunks_written=0, asked=len(request.keys) // KEY_BYTES)
+
+
+def _admit_store(core: Core, session: Session, request: Store, now_ns: int) -> tuple[Cache, list[Span]]:
+    """The cache and the blocks of a store. Raises KvError if it cannot be taken."""
+    cache = _usable_cache(core, session, request)
+    count = lookup.check_keys(request.keys)
+    if request.first_chunk < 0 or len(request.parent) != (KEY_BYTES if request.first_chunk else 0):
+        raise RequestError(
+            "parent", f"first_chunk={request.first_chunk} with a parent of {len(request.parent)} bytes; expected "
+            f"{KEY_BYTES} bytes, or none for chunk 0"
+        )  # fmt: skip
+    spans = _store_spans(cache, request, count)
+    admission.check_store(core, cache.digest, now_ns)
+    return cache, spans
 
 
 def _store_spans(cache: Cache, request: Store, count: int) -> list[Span]:

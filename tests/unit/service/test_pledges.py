@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from kvserver.cli.explain import sentences
+from kvserver.service.base.events import MoverGone
 from kvserver.wire.admin import ClearNamespace, DrainServer
 from kvserver.wire.explanation import Explanation, decode_explanations
 from kvserver.wire.messages import (
@@ -259,6 +260,69 @@ def test_a_pledge_whose_client_gave_its_store_up_is_over() -> None:
     scene.rig.finish("abandoned")
     assert is_refusal(scene.answer(wait), "device", "not-coming")
     assert scene.ended() == {"not-stored": 1}
+
+
+@pytest.mark.parametrize("how", ["jobs", "blocks", "parent"])
+def test_a_store_that_is_refused_as_a_whole_ends_the_await(how: str) -> None:
+    scene = Scene(jobs_max=1)
+    scene.pledge()
+    wait = scene.retrieve(scene.await_().lease, 0, 2)
+    keys, head = KEYS[: 2 * KEY_BYTES], (scene.rig.number(), scene.producer.cache, 5, 1, 10_000)
+    match how:
+        case "jobs":
+            scene.rig.movers_copy = False
+            scene.store(0, 1, chain(60, 1))
+            refused = scene.store(0, 2)
+        case "blocks":
+            refused = scene.producer.ask(Store(*head, 0, b"", keys, [GroupBlocks(0, 1, ids(*range(6)))]))
+        case _:
+            refused = scene.producer.ask(Store(*head, 1, b"", keys, [GroupBlocks(0, 3, ids(*range(6)))]))
+    code = {"jobs": "jobs", "blocks": "block-range", "parent": "parent"}[how]
+    assert refused.code == code
+    assert is_refusal(scene.answer(wait), "device", "not-coming")
+    assert scene.ended() == {"not-stored": 1}
+
+
+def test_a_refused_store_of_another_engine_ends_nothing() -> None:
+    scene = Scene()
+    third = Client(scene.rig, engine="third", epoch=13).register()
+    scene.pledge()
+    for cache in (third.cache, scene.producer.cache, 4097):
+        blocks = [GroupBlocks(0, 1, ids(*range(3)))]
+        refused = third.ask(Store(scene.rig.number(), cache, 5, 1, 10_000, 0, b"", KEYS, blocks))
+        assert refused.family == "request"
+    assert scene.ended() == {}
+
+
+def test_a_cache_that_is_unregistered_ends_what_its_engine_has_pledged() -> None:
+    scene = Scene()
+    scene.pledge()
+    wait = scene.retrieve(scene.await_().lease, 0, 2)
+    scene.producer.ask(Unregister(scene.rig.number(), scene.producer.cache))
+    assert is_refusal(scene.answer(wait), "device", "not-coming", "let its cache go")
+    assert scene.ended() == {"died": 1}
+    assert scene.pledge().chunks == 0
+    scene.check_nothing_is_left()
+
+
+def test_a_cache_that_is_unregistered_ends_no_pledge_while_its_engine_has_the_shard_in_another() -> None:
+    scene = Scene()
+    spare = Client(scene.rig, engine="producer", epoch=11).register()
+    scene.pledge()
+    scene.producer.ask(Unregister(scene.rig.number(), scene.producer.cache))
+    assert scene.ended() == {}
+    spare.ask(Unregister(scene.rig.number(), spare.cache))
+    assert scene.ended() == {"died": 1}
+
+
+def test_the_end_of_the_producers_mover_ends_its_pledges_though_nothing_is_stored_then() -> None:
+    scene = Scene()
+    scene.store(0, 1)
+    scene.pledge()
+    scene.await_()
+    scene.rig.handle(MoverGone(scene.rig.core.caches[scene.producer.cache].mover.number, "signal 9"))
+    assert scene.ended() == {"died": 1}
+    scene.check_nothing_is_left()
 
 
 def test_one_engine_pledges_a_chunk_and_the_others_are_told_that_nothing_is_theirs() -> None:
