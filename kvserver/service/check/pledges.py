@@ -25,6 +25,7 @@ def check_pledges(core: Core) -> None:
         left = pledge.to_come
         keys.update((pledge.space.digest, left[at : at + KEY_BYTES]) for at in range(0, len(left), KEY_BYTES))
         waits += pledge.waits
+        assert len(pledge.waits) <= core.bounds.pledge_waits_max
         for wait in pledge.waits:
             assert wait.pledge is pledge
             assert wait.holder.tail is not None

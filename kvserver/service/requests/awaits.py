@@ -157,6 +157,12 @@ def end(core: Core, made: Pledge, how: PledgeEnd, now_ns: int) -> None:
         wait.on_end(error, now_ns)
 
 
+def check_room(core: Core, made: Pledge) -> None:
+    """Raises ResourceError if no further retrieve may await that pledge."""
+    if len(made.waits) >= core.bounds.pledge_waits_max:
+        raise ResourceError("waits", f"{len(made.waits)} leases and retrieves await these chunks, no more may")
+
+
 def not_coming(why: str) -> DeviceError:
     return DeviceError("not-coming", f"chunks that were awaited do not come: {why}")
 

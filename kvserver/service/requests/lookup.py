@@ -50,6 +50,8 @@ def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int
     pledge, awaited = None, 0
     if core.pledges and space is not None and found.chunks == found.held and isinstance(request, Await):
         pledge, awaited = core.pledges.following(session.engine, space, request.keys, found.held)
+        if pledge is not None and len(pledge.waits) >= core.bounds.pledge_waits_max:
+            pledge, awaited = None, 0
         if awaited and found.chunks + awaited >= request.chunks_wanted_min:
             found = found._replace(leased=True)
     if found.leased and len(core.leases) >= core.bounds.leases_max:

@@ -281,6 +281,8 @@ def retrieve(core: Core, session: Session, peer: int, request: Retrieve, now_ns:
     until = max(span.last for span in spans)
     if until > lease.chunks and lease.wait is None:
         raise awaits.not_coming(f"the lease is on {lease.chunks} chunks, and no more come")
+    if until > lease.chunks and lease.wait is not None:
+        awaits.check_room(core, lease.wait.pledge)
     chain = _leased_chain(lease)
     needs = _needs(chain, spans) if until <= lease.chunks else {}
     if needs and (core.disk is None or not core.disk.readable):

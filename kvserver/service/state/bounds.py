@@ -40,6 +40,8 @@ class Bounds:
     pledges_total_max: int = 4096
     pledged_percent_max: int = 25
     """Share of the arena that pledged chunks may fill, so that those who await them leave room for stores."""
+    pledge_waits_max: int = 256
+    """Leases and retrieves that await one pledge. Each chunk that comes moves the pins of all of them."""
     pledge_ttl_ms: int
     """How long a pledge lives at most, whatever its engine asked for."""
     pledge_patience_ms: int

@@ -483,6 +483,23 @@ def test_the_number_of_pledges_is_bounded_for_a_session_and_in_total() -> None:
     assert is_refusal(refused, "resource", "pledges", "5 of all")
 
 
+def test_the_number_of_those_who_await_one_pledge_is_bounded() -> None:
+    scene = Scene(pledge_waits_max=3)
+    scene.store(0, 1)
+    scene.pledge()
+    first, second = scene.await_(), scene.await_()
+    wait = scene.retrieve(first.lease, 1, 2)
+    third = scene.await_()
+    assert (third.chunks, third.awaited, third.producer) == (1, 0, "")
+    assert third.lease, "what is here is leased as ever"
+    assert is_refusal(scene.answer(scene.retrieve(second.lease, 1, 2)), "resource", "waits", "3 leases and retrieves")
+    scene.other.ask(Release(scene.rig.number(), second.lease))
+    again = scene.retrieve(first.lease, 1, 2)
+    scene.store(1, 2)
+    assert isinstance(scene.answer(wait), Retrieved)
+    assert isinstance(scene.answer(again), Retrieved)
+
+
 @pytest.mark.parametrize("keys", [b"", bytes(31), bytes(33), bytes(32 * 4097)])
 def test_keys_of_a_pledge_are_whole_and_not_too_many(keys: bytes) -> None:
     scene = Scene()
