@@ -40,6 +40,7 @@ class Pledging:
     def stops(self, it: Request) -> None:
         """The request stores nothing more of its prompt for now. All that it was to store may be under way."""
         it.is_pledged = False
+        self._new = [order for order in self._new if order.request != it.name]
         pledge, it.pledge = it.pledge, None
         if pledge is not None and (it.stopped or it.frontier < it.pledged_until):
             self._over.append(pledge)

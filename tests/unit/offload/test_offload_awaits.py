@@ -191,6 +191,15 @@ def test_a_preempted_request_is_pledged_again_when_it_is_computed_again() -> Non
     assert taken_back(at) == [8]
 
 
+@pytest.mark.parametrize("how", ["finish", "lost_blocks"])
+def test_a_request_that_ends_in_the_step_of_its_pledge_pledges_nothing(how: str) -> None:
+    at = desk()
+    at.admit(tokens=TOKENS)
+    at.stored(tokens=CHUNK)
+    getattr(at.offload, how)("r")
+    assert at.offload.take_pledges() == ([], [])
+
+
 def test_a_finished_request_whose_last_stores_are_under_way_keeps_its_word() -> None:
     at = desk()
     at.admit(tokens=TOKENS)
