@@ -111,7 +111,8 @@ class SimEngine:
         who = self.scheduler if rng.random() < 0.7 else rng.choice(self.workers)
         if who.ready:
             ttl_ms = world.swarm.ms(rng.choice((20, 300, 5000)))
-            who.send(Pledge(who.next_id(), self._digest(), b"".join(keys_of(path)), ttl_ms), who.quick_peer())
+            keys = self._torn(keys_of(path)) if rng.random() < 0.1 else keys_of(path)
+            who.send(Pledge(who.next_id(), self._digest(), b"".join(keys), ttl_ms), who.quick_peer())
             world.pledged.append((self.digest, path))
             del world.pledged[:-6]
             self._steps[path] = 0
@@ -165,20 +166,29 @@ class SimEngine:
             who.send(Unpledge(who.next_id(), rng.choice(numbers)), who.quick_peer())
 
     def plan_mixed_lookup(self) -> None:
-        """Looks up keys that are not one chain. Only a broken client sends these."""
+        """Looks up keys that are not one chain, or awaits them. Only a broken client sends these."""
         rng = self._world.rng
+        if rng.random() < 0.5:
+            paths = [path for digest, path in self._world.pledged if digest == self.digest]
+            self._lookup(self._digest(), self._torn(keys_of(rng.choice([*paths, self._path()]))), 0, Await)
+            return
         keys = keys_of(self._path())
         for _ in range(1 + int(rng.random() * 2)):
             other = keys_of(self._path())
             keys[int(rng.random() * len(keys))] = rng.choice([*other, UNKNOWN_KEYS[0]])
         self._lookup(self._digest(), keys, 0)
 
-    def _lookup(self, digest: bytes, keys: list[bytes], least: int) -> None:
+    def _torn(self, keys: list[bytes]) -> list[bytes]:
+        """These keys without one that others follow, or with one that comes twice."""
+        at, rng = int(self._world.rng.random() * len(keys)), self._world.rng
+        return keys[:at] + keys[at + 1 :] if rng.random() < 0.7 and len(keys) > 1 else [*keys[: at + 1], *keys[at:]]
+
+    def _lookup(self, digest: bytes, keys: list[bytes], least: int, kind: type[Lookup] = Lookup) -> None:
         asker = self.scheduler if self._world.rng.random() < 0.8 else self._world.rng.choice(self.workers)
         if asker.ready:
             number = asker.next_id()
             self._world.router.asks(asker, number)
-            asker.send(Lookup(number, digest, b"".join(keys), least), asker.quick_peer())
+            asker.send(kind(number, digest, b"".join(keys), least), asker.quick_peer())
 
     def granted(self, digest: bytes, keys: list[bytes], lease: int) -> None:
         """Tells the ranks about a lease. Some never use it, and some leases go to another engine."""

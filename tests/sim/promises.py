@@ -339,7 +339,8 @@ class Promises:
 
     def _pledged(self, session: SessionFacts, request: Pledge, reply: Pledged, now_ns: int) -> None:
         keys = [request.keys[at : at + KEY] for at in range(0, len(request.keys), KEY)]
-        wanted = self._held(self._shapes[request.namespace], request.namespace, keys)
+        shape = self._shapes[request.namespace]
+        wanted = self._held(shape, request.namespace, keys) if is_chain(keys) else reply.held
         if reply.held != wanted or not 0 < reply.chunks <= len(keys) - wanted:
             raise Wrong(f"{reply} to a pledge of {len(keys)} chunks, of which {wanted} are held")
         name, mine = session.name[0], keys[reply.held : reply.held + reply.chunks]

@@ -168,6 +168,7 @@ class Pledges(Table[Pledge]):
             return []
         assert node.parent is not None
         is_next = pledge.keys[pledge.came * KEY_BYTES : (pledge.came + 1) * KEY_BYTES] == node.key
+        is_next = is_next and node.parent.key == pledge.after
         if not is_next or any(wait.holder.tail is not node.parent for wait in pledge.waits):
             self.breaks(pledge, "not-stored")
             return []

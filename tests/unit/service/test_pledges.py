@@ -378,6 +378,15 @@ def test_keys_that_leave_out_the_next_pledged_chunk_are_not_awaited() -> None:
     assert scene.pinned == len(scene.rig.core.leases), "each lease pins one chunk"
 
 
+def test_a_chunk_that_comes_behind_another_than_the_pledge_says_is_not_its_next_one() -> None:
+    scene = Scene()
+    scene.pledge(KEYS[:KEY_BYTES] + key(KEYS, 2))
+    scene.store(0, 2)
+    assert scene.ended() == {}
+    scene.store(2, 3)
+    assert scene.ended() == {"not-stored": 1}
+
+
 @pytest.mark.parametrize("same", range(8))
 def test_a_prompt_is_awaited_up_to_where_it_becomes_another_one(same: int) -> None:
     pledged = chain(40, 7)
