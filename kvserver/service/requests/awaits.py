@@ -17,6 +17,10 @@ from kvserver.service.state.sessions import Session
 from kvserver.wire.messages import CHUNKS_MAX, KEY_BYTES, Pledged, Store, Unpledge, Unpledged
 from kvserver.wire.messages import Pledge as PledgeRequest
 
+DISTRUSTED_PATIENCES = 4
+"""A session that has not stored what it pledged may not pledge it again for so many times pledge_patience_ms. So others
+wait for it at most a fifth of the time."""
+
 WHY: dict[PledgeEnd, str] = {
     "stored": "all of it was stored",
     "withdrawn": "the engine that computed it took its word back",
@@ -44,7 +48,9 @@ def pledge(core: Core, session: Session, peer: int, request: PledgeRequest, now_
     held = number = chunks = 0
     if space is not None and _may_pledge(core, session, space):
         held = core.chunks.servable(space, request.keys)
-        chunks = _free(core, space, request.keys[held * KEY_BYTES :])
+        rest = request.keys[held * KEY_BYTES :]
+        if not core.pledges.is_distrusted(session, space, rest[:KEY_BYTES], now_ns):
+            chunks = _free(core, space, rest)
     if chunks:
         assert space is not None
         number = core.number("pledge")
@@ -152,6 +158,9 @@ def end(core: Core, made: Pledge, how: PledgeEnd, now_ns: int) -> None:
         ("awaited_by", len(waits)),
         level=logging.DEBUG,
     )
+    if how in ("late", "not-stored"):
+        distrusted_ms = DISTRUSTED_PATIENCES * core.bounds.pledge_patience_ms
+        core.pledges.distrust(made, now_ns + distrusted_ms * MILLISECOND_NS)
     error = not_coming(WHY[how])
     for wait in waits:
         wait.on_end(error, now_ns)

@@ -19,6 +19,9 @@ from kvserver.service.state.sessions import Engine, Session
 from kvserver.service.state.table import Table
 from kvserver.wire.messages import KEY_BYTES
 
+DISTRUSTED_MAX = 4096
+"""Broken words that are remembered."""
+
 PledgeEnd = Literal["stored", "withdrawn", "died", "late", "not-stored", "cleared"]
 """How a pledge ends. stored: all of it came. late: its time is over, or it made no progress. not-stored: a store of it
 was refused, cut short or failed. cleared: its chunks, or those before, are served no more."""
@@ -103,6 +106,9 @@ class Pledges(Table[Pledge]):
         """(namespace, key) of each chunk that is still to come. Empty: nobody has pledged anything."""
         self.slot_bytes = 0
         """Slot bytes of all pledges."""
+        self._distrusted: dict[tuple[int, bytes, bytes], int] = {}
+        """(session, namespace, key) of chunks that a session pledged and did not store -> until when it may not pledge
+        them again. The oldest first."""
         self.has_news = False
         self._news = News({}, {}, {})
 
@@ -124,6 +130,17 @@ class Pledges(Table[Pledge]):
         waits = list(pledge.waits)
         pledge.waits.clear()
         return waits
+
+    def distrust(self, pledge: Pledge, until_ns: int) -> None:
+        """The session of a pledge has broken its word. It may not give it for the same next chunk again before then."""
+        broken = pledge.session.number, pledge.space.digest, pledge.to_come[:KEY_BYTES]
+        self._distrusted.pop(broken, None)
+        self._distrusted[broken] = until_ns
+        if len(self._distrusted) > DISTRUSTED_MAX:
+            del self._distrusted[next(iter(self._distrusted))]
+
+    def is_distrusted(self, session: Session, space: Space, key: bytes, now_ns: int) -> bool:
+        return now_ns < self._distrusted.get((session.number, space.digest, key), 0)
 
     def wait(self, wait: Wait) -> Wait:
         wait.pledge.waits[wait] = None

@@ -7,6 +7,7 @@ import pytest
 
 from kvserver.cli.explain import sentences
 from kvserver.service.base.events import MoverGone
+from kvserver.service.state import pledges
 from kvserver.wire.admin import ClearNamespace, DrainServer
 from kvserver.wire.explanation import Explanation, decode_explanations
 from kvserver.wire.messages import (
@@ -490,6 +491,41 @@ def test_the_number_of_pledges_is_bounded_for_a_session_and_in_total() -> None:
         scene.pledge(chain(410 + number, 1), by=scene.other)
     refused = scene.other.ask(Pledge(scene.rig.number(), NAMESPACE, chain(500, 1), TTL_MS))
     assert is_refusal(refused, "resource", "pledges", "5 of all")
+
+
+@pytest.mark.parametrize("how", ["late", "not-stored"])
+def test_a_session_that_did_not_store_what_it_pledged_may_not_pledge_it_again_for_a_while(how: str) -> None:
+    scene = Scene(pledge_patience_ms=1_000)
+    scene.store(0, 1)
+    scene.pledge()
+    scene.store(1, 2)
+    if how == "late":
+        scene.rig.wait_ms(1_100)
+    else:
+        scene.rig.movers_copy = False
+        scene.store(2, 3)
+        scene.rig.finish("failed", "io", "planted")
+        scene.rig.movers_copy = True
+    assert scene.ended() == {how: 1}
+    again = scene.pledge()
+    assert (again.pledge, again.held, again.chunks) == (0, 2, 0)
+    assert scene.pledge(chain(61, 2)).chunks == 2, "another prompt is another matter"
+    others = scene.pledge(by=scene.other)
+    assert others.chunks == 3, "another engine may"
+    scene.unpledge(others.pledge, by=scene.other)
+    scene.rig.wait_ms(2_700)
+    assert scene.pledge().chunks == 0
+    scene.rig.wait_ms(1_300)
+    assert scene.pledge().chunks == 3
+
+
+def test_broken_words_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pledges, "DISTRUSTED_MAX", 2)
+    scene = Scene(pledge_patience_ms=1_000)
+    for number in range(3):
+        scene.pledge(chain(70 + number, 1))
+        scene.rig.wait_ms(1_050)
+    assert [scene.pledge(chain(70 + number, 1)).chunks for number in range(3)] == [1, 0, 0]
 
 
 def test_the_number_of_those_who_await_one_pledge_is_bounded() -> None:
