@@ -615,12 +615,12 @@ class Chunks:
             self._drop_pin(node)
         for ready in space.make_ready(node):
             if self.pledged:
-                self._pin_awaited(space, ready)
+                self.pin_awaited(space, ready)
             if ready is not node:
                 self.offer(space, ready)
         self.settled(space, node)
 
-    def _pin_awaited(self, space: Space, node: Node) -> None:
+    def pin_awaited(self, space: Space, node: Node) -> None:
         """Pins a chunk that has just become servable for those who await it: nothing can take it before."""
         assert self.pledged is not None
         for holder in self.pledged.servable(space, node):
