@@ -31,7 +31,7 @@ from kvclient.transport.inquiries import Inquiries
 from kvclient.transport.jobs import SPARE_SHARE, Jobs
 from kvclient.transport.session import Identity, local_path
 from kvclient.transport.transports import R
-from kvclient.values import Blocks, CacheSpec, Found, Lease, RetrieveResult, StoreResult, Timeouts
+from kvclient.values import Blocks, CacheSpec, Found, Lease, PledgeResult, RetrieveResult, StoreResult, Timeouts
 from kvserver import __version__
 from kvserver.errors import KvError, RequestError, ResourceError
 from kvserver.wire import messages as wire
@@ -179,19 +179,29 @@ class Client:
     # ---------------------------------------------------------------- lookup
 
     def lookup(
-        self, namespace: bytes, keys: bytes, *, chunks_wanted_min: int = 1, timeout_s: float | None = None
+        self,
+        namespace: bytes,
+        keys: bytes,
+        *,
+        chunks_wanted_min: int = 1,
+        may_wait: bool = False,
+        timeout_s: float | None = None,
     ) -> Found:
         """The longest prefix that every group and shard can serve. It has a lease if it has at least chunks_wanted_min
         chunks.
 
         Runs in the caller's thread. A miss with `why` if the server cannot be asked.
 
+        may_wait: the lease is also on chunks that another engine computes now (Found.awaited). A retrieve may reach to
+        their end, and gets each as soon as it was stored. It ends early (`not-coming`, see right_chunks) when the other
+        engine ends, fails or is too slow.
+
         keys: packed, in prefix order. Keys beyond the server's limit for one request are left out at the end. A prompt
         shorter than a chunk has no keys, and nothing is found.
         """
         self._check_alive()
         link = self._gate.link
-        request = self._lookup_request(link, namespace, keys, chunks_wanted_min)
+        request = self._lookup_request(link, namespace, keys, chunks_wanted_min, may_wait=may_wait)
         if not keys:
             return Found(0, None)
         if link is None:
@@ -255,6 +265,42 @@ class Client:
         except Trouble as trouble:
             self._shut_gate(link, trouble)
 
+    # ---------------------------------------------------------------- pledges
+
+    def pledge(self, namespace: bytes, keys: bytes, *, ttl_s: float = 60.0) -> PledgeResult:
+        """Say that this engine computes the prompt now and will store it, so that others may wait for it.
+
+        Call it when the request is scheduled. Runs in the caller's thread, as lookup() does. keys: all keys of the
+        prompt. Chunks that are held, or pledged by others, are not pledged again. The pledge ends with its last chunk,
+        with a store that fails or is short, when nothing is stored for a while, after ttl_s, and with this process.
+        """
+        self._check_alive()
+        link = self._gate.link
+        if not 0 < ttl_s <= 86_400:
+            raise RequestError("ttl", f"ttl_s={ttl_s} must be in (0, 86400] seconds")
+        asked = self._lookup_request(link, namespace, keys, 1)
+        if not keys or link is None:
+            return PledgeResult(0, 0, 0, why=self._why_shut() if keys else "")
+        request = wire.Pledge(asked.id, namespace, asked.keys, max(1, int(ttl_s * 1000)))
+        try:
+            reply = link.lane.ask(request, wire.Pledged, time.monotonic() + self.timeouts.lookup_s)
+        except Trouble as trouble:
+            self._shut_gate(link, trouble)
+            return PledgeResult(0, 0, 0, why=trouble.why)
+        return PledgeResult(reply.pledge, reply.held, reply.chunks, link.incarnation)
+
+    def unpledge(self, pledge: PledgeResult) -> None:
+        """Take a pledge back: the request was preempted or aborted. If that fails, the pledge ends by itself."""
+        self._check_alive()
+        link = self._gate.link
+        if link is None or not pledge.number or pledge.incarnation != link.incarnation:
+            return
+        request = wire.Unpledge(next(self._connection.ids), pledge.number)
+        try:
+            link.lane.ask(request, wire.Unpledged, time.monotonic() + self.timeouts.lookup_s)
+        except Trouble as trouble:
+            self._shut_gate(link, trouble)
+
     # ---------------------------------------------------------------- jobs
 
     def store(
@@ -314,7 +360,8 @@ class Client:
 
         after: as in store(), the event after which the engine no longer uses the blocks.
 
-        Blocks of chunks on disk are filled part by part, while disks read the next part.
+        Blocks of chunks on disk are filled part by part, while disks read the next part. So are those of chunks that
+        another engine still computes.
         """
         self._check_alive()
         self._check_own(cache)
@@ -323,7 +370,8 @@ class Client:
         packed = pack_groups(cache.spec, groups)
         limits = link.limits if link is not None else ASSUMED_LIMITS
         from_disk, most = lease.chunks_on_disk > 0, cache.part_chunks_max
-        parts = cut_retrieve(cache.spec, packed, limits, from_disk=from_disk, part_chunks_max=most)
+        here = lease.chunks if lease.awaited else wire.CHUNKS_MAX
+        parts = cut_retrieve(cache.spec, packed, limits, from_disk=from_disk, chunks_here=here, part_chunks_max=most)
         due_s = time.monotonic() + (self.timeouts.retrieve_s if timeout_s is None else timeout_s)
         answer: Future[RetrieveResult] = _future()
         self.counters.add("retrieves")
@@ -372,13 +420,16 @@ class Client:
 
     # ---------------------------------------------------------------- helpers
 
-    def _lookup_request(self, link: Link | None, namespace: bytes, keys: bytes, chunks_wanted_min: int) -> wire.Lookup:
+    def _lookup_request(
+        self, link: Link | None, namespace: bytes, keys: bytes, chunks_wanted_min: int, *, may_wait: bool = False
+    ) -> wire.Lookup:
         if len(namespace) != wire.NAMESPACE_BYTES:
             raise _wrong_namespace(namespace)
         if keys:
             check_keys(keys)
         limits = link.limits if link is not None else ASSUMED_LIMITS
-        return wire.Lookup(
+        kind = wire.Await if may_wait else wire.Lookup
+        return kind(
             next(self._connection.ids), namespace, keys[: limits.chunks_max * wire.KEY_BYTES], chunks_wanted_min
         )
 

@@ -155,6 +155,8 @@ class Lease(NamedTuple):
     """Expiry on this machine's CLOCK_MONOTONIC, never later than the server's own."""
     chunks_on_disk: int = 0
     """Number of chunks that had to be read from disk when the lease was granted. The read began then."""
+    awaited: int = 0
+    """Number of chunks after those that another engine computes. A retrieve may reach to their end, and waits."""
 
 
 RECOVERING: FoundWhy = "recovering"
@@ -171,6 +173,24 @@ class Found(NamedTuple):
     yet. Otherwise the reason why it could not be asked, as in StoreResult."""
     coming: int = 0
     """How many chunks after those may come from a remote store soon. Who can wait asks again."""
+    awaited: int = 0
+    """How many chunks after those the lease is on while another engine computes them. 0 unless the lookup may wait."""
+    producer: str = ""
+    """Name of that engine."""
+
+
+class PledgeResult(NamedTuple):
+    """A pledge's outcome: the server counts on this engine for `chunks` chunks after the `held` ones."""
+
+    number: int
+    """0: nothing was pledged. Client.unpledge() takes the pledge back."""
+    held: int
+    chunks: int
+    """Fewer than asked if another engine has pledged the next one, or the server takes no more."""
+    incarnation: int = 0
+    """Incarnation of the server that took it."""
+    why: str = ""
+    """Why the server could not be asked, as in StoreResult, or the code of its refusal."""
 
 
 class StoreResult(NamedTuple):
@@ -195,8 +215,9 @@ class RetrieveResult(NamedTuple):
     ok: bool
     bytes: int
     why: str
-    """Empty if ok. digest: some chunk has other bytes than were stored. Besides that and the reasons in StoreResult,
-    the client has two of its own. lease-lost: an earlier incarnation of the server granted the lease. doubt: the server
-    reported success, and the job's word did not."""
+    """Empty if ok. digest: some chunk has other bytes than were stored. not-coming: some awaited chunk was not stored,
+    in time or at all. Besides those and the reasons in StoreResult, the client has two of its own. lease-lost: an
+    earlier incarnation of the server granted the lease. doubt: the server reported success, and the job's word did
+    not."""
     right_chunks: int = 0
     """If not ok: in the prefix, the blocks of this many leading chunks hold their bytes nevertheless."""

@@ -20,6 +20,8 @@ def bounds_from(config: Config) -> Bounds:
         jobs_max=config.jobs_max,
         lease_ttl_ms=config.lease_ttl_ms,
         lease_extended_ms=config.lease_extended_ms,
+        pledge_ttl_ms=config.pledge_ttl_ms,
+        pledge_patience_ms=config.pledge_patience_ms,
         reserve_ttl_ms=config.reserve_ttl_ms,
         attach_ttl_ms=config.attach_ttl_ms,
         job_ttl_ms=config.job_ttl_ms,

@@ -94,6 +94,10 @@ def sentences(found: Explanation) -> list[str]:
     for name, (why, rest_s) in stores.items():
         rest = f" for {rest_s:.1f} s" if rest_s else ""
         lines.append(f"  the remote store {f'{name} ' if name else ''}{REMOTE.get(why, why)}{rest}")
+    if found.producer:
+        lines.append(
+            f"  engine {found.producer} computes it now, and others wait for it for another {found.producer_s:.1f} s"
+        )
     if found.held_in:
         lines.append(
             f"  the same key is held in namespace {', '.join(found.held_in)}: engines that should share differ"

@@ -213,6 +213,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     lease_extended_ms: Annotated[
         int, Within(1, DAY_MS), "How long a lease lives after its first retrieve, for the other ranks to begin theirs."
     ] = 10_000
+    pledge_ttl_ms: Annotated[
+        int, Within(1, DAY_MS), "How long other engines wait at most for a prompt that an engine said it computes."
+    ] = 120_000
+    pledge_patience_ms: Annotated[
+        int, Within(1, DAY_MS), "They stop earlier when no chunk of that prompt was stored for so long."
+    ] = 5_000
     reserve_ttl_ms: Annotated[
         int, Within(1, DAY_MS), "A chunk of which some rank has not stored its shard by then is discarded."
     ] = 10_000

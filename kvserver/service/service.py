@@ -29,7 +29,18 @@ from kvserver.service.operators import clear_namespaces, clear_prefix, commands,
 from kvserver.service.remote import mover as remote
 from kvserver.service.report import throughput
 from kvserver.service.report.status import status
-from kvserver.service.requests import caches, explain, holds, kv_events, lookup, movers, scrub, sessions, transfers
+from kvserver.service.requests import (
+    awaits,
+    caches,
+    explain,
+    holds,
+    kv_events,
+    lookup,
+    movers,
+    scrub,
+    sessions,
+    transfers,
+)
 from kvserver.service.state.bounds import Bounds
 from kvserver.service.state.core import Core
 from kvserver.service.state.sessions import Session
@@ -44,12 +55,14 @@ from kvserver.wire.messages import (
     Lane,
     Lookup,
     Offer,
+    Pledge,
     Register,
     Release,
     Retrieve,
     Status,
     StatusIs,
     Store,
+    Unpledge,
     Unregister,
     Watch,
 )
@@ -136,6 +149,8 @@ class Service:
             case ArenaGrew(slabs, problem, placement):
                 core.arena_grew(slabs, problem, placement)
                 movers.arena_grew(core)
+        if core.pledges.has_news:
+            awaits.turn(core, now_ns)
         disk.turn(core, now_ns)
         core.chunks.event_ended()
         if core.clears.waiting or core.chunks.forgetting:
@@ -205,6 +220,10 @@ class Service:
                 transfers.store(core, session, peer, request, now_ns)
             case Retrieve():
                 transfers.retrieve(core, session, peer, request, now_ns)
+            case Pledge():
+                awaits.pledge(core, session, peer, request, now_ns)
+            case Unpledge():
+                awaits.unpledge(core, session, peer, request, now_ns)
             case Offer():
                 sessions.offer(core, session, peer, request, descriptor)
             case Register():
@@ -277,6 +296,8 @@ class Service:
             match due:
                 case ("lease", number):
                     lookup.expire(core, number, now_ns)
+                case ("pledge", number):
+                    awaits.overdue(core, number, now_ns)
                 case ("hold", number):
                     holds.expire(core, number)
                 case ("job", number):

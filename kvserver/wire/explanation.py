@@ -32,6 +32,10 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """For so long it is not asked for."""
     remotes: dict[str, tuple[str, float]] = {}
     """Several remote stores -> both of these for each."""
+    producer: str = ""
+    """The engine that says that it computes this chunk now. Empty: none does."""
+    producer_s: float = 0.0
+    """Others wait for it so long at most, unless it stores something before."""
     held_in: list[str] = []
     """Other namespaces that hold this key: the engines should share, but differ in a setting."""
 

@@ -238,6 +238,28 @@ class Lookup(Frame, tag="lookup", frozen=True):
     """A lease is granted only for at least this many chunks (at least 1)."""
 
 
+class Await(Lookup, tag="await", frozen=True):
+    """A lookup that may wait for what another engine computes. Reply: Awaited."""
+
+
+class Pledge(Frame, tag="pledge", frozen=True):
+    """An engine computes this prompt now, and will store it. Reply: Pledged."""
+
+    id: int
+    namespace: bytes
+    keys: bytes
+    """All keys from the beginning of the prompt."""
+    ttl_ms: int
+    """The pledge ends after this time, or the server's own limit."""
+
+
+class Unpledge(Frame, tag="unpledge", frozen=True):
+    """Takes a pledge back: what was not stored will not be. Reply: Unpledged. One that is over is not an error."""
+
+    id: int
+    pledge: int
+
+
 class Release(Frame, tag="release", frozen=True):
     """Gives a lease back. Reply: Released. Releasing an unknown or expired lease is not an error."""
 
@@ -311,7 +333,7 @@ class Status(Frame, tag="status", frozen=True):
 
 Request = (
     Hello | Attach | Lane | Offer | Watch | Register | Unregister | Lookup | Release | Store | Retrieve | Clear | Drain
-    | Explain | Status
+    | Explain | Status | Await | Pledge | Unpledge
 )  # fmt: skip
 
 # ---------------------------------------------------------------- replies
@@ -372,6 +394,30 @@ class Found(Frame, tag="found", frozen=True):
     coming: int = 0
     """How many chunks after those may come from a remote store soon. Who can wait asks again, every few milliseconds.
     0: none comes, or what comes has made no progress for a while."""
+
+
+class Awaited(Found, tag="awaited", frozen=True):
+    """As Found. The lease is also on `awaited` chunks that follow, each from the moment at which it is stored."""
+
+    awaited: int = 0
+    """0: nobody computes what follows, and nothing is awaited."""
+    producer: str = ""
+    """The engine that computes them. Empty if `awaited` is 0."""
+
+
+class Pledged(Frame, tag="pledged", frozen=True):
+    id: int
+    pledge: int
+    """0: nothing was pledged."""
+    held: int
+    """Leading chunks that are held already."""
+    chunks: int
+    """How many after those were pledged. Fewer than asked if another engine has pledged the next one, there is no room
+    for so much, or the namespace has groups that are not full."""
+
+
+class Unpledged(Frame, tag="unpledged", frozen=True):
+    id: int
 
 
 class Released(Frame, tag="released", frozen=True):
@@ -435,5 +481,5 @@ class Error(Frame, tag="error", frozen=True):
 
 Reply = (
     Welcome | Attached | LaneOpen | Offered | Watched | Registered | Unregistered | Found | Released | Stored
-    | Retrieved | Cleared | Draining | Explained | StatusIs | Error
+    | Retrieved | Cleared | Draining | Explained | StatusIs | Error | Awaited | Pledged | Unpledged
 )  # fmt: skip

@@ -274,6 +274,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     caches_engine_driven: int = 0
     """Caches whose clients copy between a device and a host buffer themselves, which is slow."""
     leases: int
+    pledges: int = 0
+    """Prompts that engines compute now and have pledged to store."""
     pins: int
     """Pinned prefixes, counted where they are pinned: one for each lease, each retrieve that runs, and each chunk that
     is being stored. When there is none of these and a pin is left, a bug keeps memory."""

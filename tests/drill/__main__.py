@@ -1,19 +1,20 @@
-"""`python -m tests.drill [service cuts digests remote objects offload client device] [--only WORDS]`
+"""`python -m tests.drill [service cuts pledges digests remote objects offload client device] [--only WORDS]`
 
 Exit status 1 when a bug survives or is stale.
 Without a name, all but device: that one builds the native module for each of its bugs. --stale only looks which bugs
-no longer fit the code, of all eight; it takes a second."""
+no longer fit the code, of all nine; it takes a second."""
 
 import argparse
 import sys
 
-from tests.drill import client, cuts, device, digests, objects, offload, remote, service
+from tests.drill import client, cuts, device, digests, objects, offload, pledges, remote, service
 from tests.drill.bugs import Bug, change_of
 from tests.drill.report import try_all
 
 DRILLS = {
     "service": service,
     "cuts": cuts,
+    "pledges": pledges,
     "digests": digests,
     "remote": remote,
     "objects": objects,
@@ -31,7 +32,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     names = options.drills or (
-        DRILLS if options.stale else ("service", "cuts", "digests", "remote", "objects", "offload", "client")
+        DRILLS if options.stale else ("service", "cuts", "pledges", "digests", "remote", "objects", "offload", "client")
     )
     notices = {
         bug: DRILLS[name].notice

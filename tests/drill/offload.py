@@ -7,8 +7,10 @@ SEED0 = 500_000
 """Not the seeds that run by default."""
 SEEDS, EVENTS = 60, 400
 UNIT_TESTS = ("tests/unit/offload",)
+AWAITS = ("tests/unit/offload/test_offload_awaits.py",)
 
 OFFLOAD = "client/kvclient/offload"
+LOOKUPS, PLEDGING = f"{OFFLOAD}/lookups.py", f"{OFFLOAD}/pledging.py"
 RANGES, DECIDE, QUESTIONS = f"{OFFLOAD}/ranges.py", f"{OFFLOAD}/decide.py", f"{OFFLOAD}/questions.py"
 
 
@@ -151,5 +153,46 @@ BUGS = (
         DECIDE,
         r'it\.stopped = ended\.why or "short"',
         r"pass",
+    ),
+    # ------------------------------------------------------------ prompts that another engine computes
+    Bug(
+        "P2",
+        "another engine is waited for without end",
+        LOOKUPS,
+        r"now_s < it\.asked_first_s \+ wait_s",
+        "True",
+        AWAITS,
+    ),
+    Bug(
+        "P2",
+        "a prompt is pledged before it is computed",
+        DECIDE,
+        r"if self\._options\.pledges and not",
+        "if not",
+        AWAITS,
+    ),
+    Bug(
+        "P2",
+        "a preempted or aborted request keeps its pledge",
+        PLEDGING,
+        r"self\._over\.append\(pledge\)",
+        "pass",
+        AWAITS,
+    ),
+    Bug(
+        "P2",
+        "a request whose last stores are under way takes its pledge back",
+        PLEDGING,
+        r"if pledge is not None and [^\n]*",
+        "if pledge is not None:",
+        AWAITS,
+    ),
+    Bug(
+        "P2",
+        "a request that has ended keeps the pledge that comes too late",
+        PLEDGING,
+        r"self\._over\.append\(result\)",
+        "pass",
+        AWAITS,
     ),
 )

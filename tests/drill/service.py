@@ -62,7 +62,7 @@ BUGS = (
     Bug(
         "P1",
         "a lookup ignores its namespace",
-        REQUESTS,
+        f"{REQUESTS}/lookup.py",
         r"space = core\.chunks\.spaces\.get\(request\.namespace\)",
         r"space = next(iter(core.chunks.spaces.values()), None)",
     ),
@@ -98,8 +98,8 @@ BUGS = (
         "P1",
         "more is retrieved than was leased",
         REQUESTS,
-        r"if span\.last > lease\.chunks:",
-        r"if span.last > lease.chunks + 1:",
+        r"if span\.last > lease\.reach:",
+        r"if span.last > lease.reach + 1:",
     ),
     Bug(
         "P1",

@@ -288,6 +288,12 @@ class Engine:
         self.pool.compute(prompt, where)
         return self.begin_store(prompt, where).result(WAIT_S + 20)
 
+    def store_piece(self, prompt: Prompt, first_chunk: int) -> int:
+        """Computes and stores the chunks of a prompt from first_chunk on. Returns how many are held then."""
+        where = self.place(prompt, first_chunk)
+        self.pool.compute(prompt, where)
+        return self.begin_store(prompt, where, first_chunk).result(WAIT_S + 20).chunks
+
     def lookup(self, prompt: Prompt) -> Found:
         return self.client.lookup(self.namespace, prompt.keys)
 

@@ -118,6 +118,14 @@ class Remote:
     def retrieve(self, seed: int, chunks: int) -> int:
         return self._engine.retrieve(engines.prompt(seed, chunks))
 
+    def pledge(self, seed: int, chunks: int) -> int:
+        """Pledges a prompt; returns how many chunks of it the server took."""
+        return self._engine.client.pledge(self._engine.namespace, engines.prompt(seed, chunks).keys).chunks
+
+    def store_piece(self, seed: int, first: int, end: int) -> int:
+        """Computes and stores chunks [first, end) of a prompt."""
+        return self._engine.store_piece(engines.prompt(seed, end), first)
+
     def begin_store(self, seed: int, chunks: int) -> None:
         story = engines.prompt(seed, chunks)
         where = self._engine.place(story)

@@ -68,6 +68,8 @@ class FakeServer:
         """Bound for one request; a store of more chunks comes back short, as from a full server."""
         self.coming = 0
         """Chunks that a remote store may bring, after those that a lookup finds."""
+        self.awaited = 0, ""
+        """Chunks that another engine computes, and its name."""
         self.mover = _start_mover()
         self.sessions: dict[bytes, mmap.mmap] = {}
         """Token -> the words of its board, as the mover sees them."""
@@ -310,9 +312,15 @@ class FakeServer:
                 lease = next(self._numbers) if chunks >= request.chunks_wanted_min else 0
                 away = min(chunks, self.chunks_on_disk)
                 ttl_ms = self.limits.lease_ttl_ms if lease else 0
+                if isinstance(request, wire.Await):
+                    return wire.Awaited(request.id, chunks, lease, ttl_ms, away, "", self.coming, *self.awaited)
                 return wire.Found(request.id, chunks, lease, ttl_ms, away, "", self.coming)
             case wire.Release():
                 return wire.Released(request.id)
+            case wire.Pledge():
+                return wire.Pledged(request.id, next(self._numbers), 0, len(request.keys) // 32)
+            case wire.Unpledge():
+                return wire.Unpledged(request.id)
             case wire.Store():
                 chunks = min(len(request.keys) // 32, self.chunks_stored_max)
                 self.set_word(request, DONE)

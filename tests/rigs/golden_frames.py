@@ -3,6 +3,8 @@
 from kvserver.wire.messages import (
     Attach,
     Attached,
+    Await,
+    Awaited,
     Buffer,
     Clear,
     Cleared,
@@ -22,6 +24,8 @@ from kvserver.wire.messages import (
     Lookup,
     Offer,
     Offered,
+    Pledge,
+    Pledged,
     RegionRun,
     Register,
     Registered,
@@ -36,6 +40,8 @@ from kvserver.wire.messages import (
     StatusIs,
     Store,
     Stored,
+    Unpledge,
+    Unpledged,
     Unregister,
     Unregistered,
     Watch,
@@ -117,6 +123,20 @@ GOLDEN: list[tuple[Frame, str]] = [
         "94a76578706c61696e0fc400c420000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f",
     ),
     (
+        Await(16, DIGEST, KEY, 2),
+        "95a5617761697410c420000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1fc420"
+        "202122232425262728292a2b2c2d2e2f303132333435363738393a3b3c3d3e3f02",
+    ),
+    (
+        Pledge(17, DIGEST, KEY, 60_000),
+        "95a6706c6564676511c420000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1fc4"
+        "20202122232425262728292a2b2c2d2e2f303132333435363738393a3b3c3d3e3fcdea60",
+    ),
+    (
+        Unpledge(18, 300),
+        "93a8756e706c6564676512cd012c",
+    ),
+    (
         Welcome(1, b"0123456789abcdef", "kvserver 0.1", 1 << 60, Limits(4096, 65_536, 64, 30_000)),
         "96a777656c636f6d6501c41030313233343536373839616263646566ac6b7673657276657220302e31cf1000"
         "00000000000094cd1000ce0001000040cd7530",
@@ -176,6 +196,18 @@ GOLDEN: list[tuple[Frame, str]] = [
     (
         StatusIs(13, b"{}"),
         "93a97374617475732d69730dc4027b7d",
+    ),
+    (
+        Awaited(16, 2, 70_000, 30_000, 1, "", 0, 3, "llama-0"),
+        "9aa7617761697465641002ce00011170cd753001a00003a76c6c616d612d30",
+    ),
+    (
+        Pledged(17, 300, 2, 5),
+        "95a7706c656467656411cd012c0205",
+    ),
+    (
+        Unpledged(18),
+        "92a9756e706c656467656412",
     ),
     (
         Error(0, "resource", "jobs", "64 jobs are in flight, at most 64 may be"),

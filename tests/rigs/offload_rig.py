@@ -49,14 +49,16 @@ class Desk:
         ttl_s: float = 30.0,
         on_disk: int = 0,
         coming: int = 0,
+        awaited: int = 0,
     ) -> Lease | None:
-        """Answers as the server would: a lease, if as many chunks are there as were wanted at least."""
+        """Answers as the server would: a lease, if as many chunks are there, or awaited, as were wanted at least."""
         order = order if order is not None else self.lookup()
         lease = None
-        if chunks >= max(1, order.chunks_wanted_min) and why in {"", RECOVERING}:
+        if chunks + awaited >= max(1, order.chunks_wanted_min) and why in {"", RECOVERING}:
             self.leases += 1
-            lease = Lease(self.leases, chunks, 7, self.now_s + ttl_s, on_disk)
-        self.offload.found(order.number, Found(chunks, lease, why, coming))
+            lease = Lease(self.leases, chunks, 7, self.now_s + ttl_s, on_disk, awaited)
+        producer = "other" if awaited else ""
+        self.offload.found(order.number, Found(chunks, lease, why, coming, awaited, producer))
         return lease
 
     def admit(self, request: str = "r", *, tokens: int, hbm: int = 0, found: int = 0) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from kvclient.offload.ends import Report
 from kvclient.offload.values import Group, Options, RetrieveOrder, StoreOrder
 from kvclient.transport.inquiries import Answered
-from kvclient.values import Found, Lease, StoreResult
+from kvclient.values import Found, Lease, PledgeResult, StoreResult
 from kvclient.vllm.answers import Answers
 from kvclient.vllm.events import RouterEvents
 from kvclient.vllm.keys import Keyer
@@ -34,6 +34,10 @@ class Server:
         """Number of chunks on disk at the end of each prefix that a lookup finds."""
         self.coming = 0
         """Chunks after those that a remote store may bring."""
+        self.may_wait = False
+        """Whether the last lookup could wait."""
+        self.pledges: dict[int, bytes] = {}
+        """Pledges that were not taken back -> their keys."""
         self.released: list[int] = []
         self.closed = False
         self.refusal: RequestError | None = None
@@ -53,9 +57,12 @@ class Server:
     def ready(self) -> bool:
         return bool(self._questions) and not self.is_slow
 
-    def ask(self, number: int, namespace: bytes, keys: bytes, *, chunks_wanted_min: int) -> None:
+    def ask(
+        self, number: int, namespace: bytes, keys: bytes, *, chunks_wanted_min: int, may_wait: bool = False
+    ) -> None:
         assert namespace == NAMESPACE
         self.asked += 1
+        self.may_wait = may_wait
         self._questions.append((number, keys, chunks_wanted_min))
 
     def take(self) -> list[Answered]:
@@ -83,6 +90,15 @@ class Server:
         self.leased += 1
         lease = Lease(self.leased, chunks, 1, float("inf"), min(chunks, self.chunks_on_disk))
         return Found(chunks, lease, coming=self.coming)
+
+    def pledge(self, namespace: bytes, keys: bytes) -> PledgeResult:
+        assert namespace == NAMESPACE
+        self.leased += 1
+        self.pledges[self.leased] = keys
+        return PledgeResult(self.leased, 0, len(keys) // KEY_BYTES, 1)
+
+    def unpledge(self, pledge: PledgeResult) -> None:
+        del self.pledges[pledge.number]
 
     def release(self, lease: Lease) -> None:
         self.released.append(lease.number)
@@ -140,6 +156,7 @@ class Bench:
         hashes: bool = False,
         retrieves: bool = True,
         coming_wait_s: float = 0.0,
+        await_wait_s: float = 0.0,
         events: RouterEvents | None = None,
         answers: Answers | None = None,
     ) -> None:
@@ -153,6 +170,7 @@ class Bench:
             ahead_max=ahead_max,
             retrieves=retrieves,
             coming_wait_s=coming_wait_s,
+            await_wait_s=await_wait_s,
         )
         keyer = Keyer(chunk_tokens=CHUNK, hash_block_tokens=BLOCK if hashes else 0)
         server: Any = self.server

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvserver.wire.messages import Lookup, Release
+from kvserver.wire.messages import Await, Lookup, Pledge, Release, Unpledge
 
 from .content import Path, key_of, keys_of
 from .ledger import needed
@@ -38,6 +38,8 @@ class SimEngine:
         self.leases: list[Granted] = []
         self._stored = list(stored)
         """Prefixes of recent stores."""
+        self._steps: dict[Path, int] = {}
+        """Pledged prefix -> the first chunk of the next piece that is stored."""
         self._world = world
         self.scheduler = Process(world, self, -1)
         self.workers = [Process(world, self, rank) for rank in range(shape.ranks)]
@@ -100,21 +102,93 @@ class SimEngine:
             keys += UNKNOWN_KEYS[: 1 + int(rng.random() * 5)]
         return keys
 
-    def plan_mixed_lookup(self) -> None:
-        """Looks up keys that are not one chain. Only a broken client sends these."""
+    def plan_pledge(self) -> None:
+        """Pledges a prefix, mostly one that goes on where a recent store ended. Stores may follow, or not."""
+        world, rng = self._world, self._world.rng
+        path = self._path()
+        if self._stored and rng.random() < 0.5:
+            path = (rng.choice(self._stored) + path)[: world.swarm.depth]
+        who = self.scheduler if rng.random() < 0.7 else rng.choice(self.workers)
+        if who.ready:
+            ttl_ms = world.swarm.ms(rng.choice((20, 300, 5000)))
+            keys = self._torn(keys_of(path)) if rng.random() < 0.1 else keys_of(path)
+            who.send(Pledge(who.next_id(), self._digest(), b"".join(keys), ttl_ms), who.quick_peer())
+            world.pledged.append((self.digest, path))
+            del world.pledged[:-6]
+            self._steps[path] = 0
+            for _ in range(int(rng.random() * 4)):
+                self._store_next(path)
+            for other in [other for other in world.engines if other is not self and other.digest == self.digest]:
+                if rng.random() < 0.5:
+                    other.plan_await()
+
+    def plan_pledged_store(self) -> None:
+        """Stores a piece of a pledged prefix, as an engine does that computes it in steps: its own, or another's."""
         rng = self._world.rng
+        paths = [path for digest, path in self._world.pledged if digest == self.digest]
+        if not paths:
+            return
+        path = rng.choice(paths[-3:])
+        if rng.random() < 0.2:
+            self._steps[path] = int(rng.random() * len(path))
+        self._store_next(path)
+
+    def _store_next(self, path: Path) -> None:
+        rng = self._world.rng
+        first = self._steps.get(path, 0)
+        end = min(len(path), first + 1 + int(rng.random() * 2))
+        self._steps[path] = end % len(path)
+        self._stored = [*self._stored[-3:], path[:end]]
+        for worker in self.workers:
+            if not self._world.chance("rank-skips"):
+                worker.todo.append(StoreTask(path[:end], first, self._store_ranges(first, end)))
+
+    def plan_await(self) -> None:
+        """A lookup that may wait for a pledged prefix, or for one of which nobody knows."""
+        rng = self._world.rng
+        paths = [path for digest, path in self._world.pledged if digest == self.digest]
+        keys = keys_of(rng.choice(paths)) if paths and rng.random() < 0.8 else self.keys_to_ask()
+        if rng.random() < 0.3:
+            keys = keys[: 1 + int(rng.random() * len(keys))]
+        who = self.scheduler if rng.random() < 0.8 else rng.choice(self.workers)
+        if who.ready:
+            number, least = who.next_id(), 0 if rng.random() < 0.7 else int(rng.random() * 4)
+            self._world.router.asks(who, number)
+            who.send(Await(number, self._digest(), b"".join(keys), least), who.quick_peer())
+
+    def unpledge(self) -> None:
+        """Takes a pledge back: a living one of its own, one that is over, or another's."""
+        rng = self._world.rng
+        who = rng.choice(self.processes)
+        if who.ready and who.pledges:
+            owner = rng.choice(self._world.engines) if rng.random() < 0.2 else self
+            numbers = [number for process in owner.processes for number in process.pledges] or who.pledges
+            who.send(Unpledge(who.next_id(), rng.choice(numbers)), who.quick_peer())
+
+    def plan_mixed_lookup(self) -> None:
+        """Looks up keys that are not one chain, or awaits them. Only a broken client sends these."""
+        rng = self._world.rng
+        if rng.random() < 0.5:
+            paths = [path for digest, path in self._world.pledged if digest == self.digest]
+            self._lookup(self._digest(), self._torn(keys_of(rng.choice([*paths, self._path()]))), 0, Await)
+            return
         keys = keys_of(self._path())
         for _ in range(1 + int(rng.random() * 2)):
             other = keys_of(self._path())
             keys[int(rng.random() * len(keys))] = rng.choice([*other, UNKNOWN_KEYS[0]])
         self._lookup(self._digest(), keys, 0)
 
-    def _lookup(self, digest: bytes, keys: list[bytes], least: int) -> None:
+    def _torn(self, keys: list[bytes]) -> list[bytes]:
+        """These keys without one that others follow, or with one that comes twice."""
+        at, rng = int(self._world.rng.random() * len(keys)), self._world.rng
+        return keys[:at] + keys[at + 1 :] if rng.random() < 0.7 and len(keys) > 1 else [*keys[: at + 1], *keys[at:]]
+
+    def _lookup(self, digest: bytes, keys: list[bytes], least: int, kind: type[Lookup] = Lookup) -> None:
         asker = self.scheduler if self._world.rng.random() < 0.8 else self._world.rng.choice(self.workers)
         if asker.ready:
             number = asker.next_id()
             self._world.router.asks(asker, number)
-            asker.send(Lookup(number, digest, b"".join(keys), least), asker.quick_peer())
+            asker.send(kind(number, digest, b"".join(keys), least), asker.quick_peer())
 
     def granted(self, digest: bytes, keys: list[bytes], lease: int) -> None:
         """Tells the ranks about a lease. Some never use it, and some leases go to another engine."""

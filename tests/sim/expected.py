@@ -1,5 +1,7 @@
 """Names that must be counted at least once in SEEDS_FOR_ALL seeds; otherwise the simulator checks too little."""
 
+from kvserver.service.telling.counters import PLEDGE_ENDS
+
 from .faults import KINDS
 
 SEEDS_FOR_ALL = 1000
@@ -18,12 +20,12 @@ _EVENTS = (
 )
 _REQUESTS = (
     "Hello", "Attach", "Lane", "Offer", "Watch", "Register", "Unregister", "Lookup", "Release", "Store", "Retrieve",
-    "Clear", "Drain", "Explain", "Status",
+    "Clear", "Drain", "Explain", "Status", "Await", "Pledge", "Unpledge",
 )  # fmt: skip
 _REPLIES = (
     "Welcome", "Attached", "LaneOpen", "Offered", "Watched", "Registered", "Unregistered", "Found", "Released",
     "Stored", "Retrieved", "Cleared", "Draining", "Explained", "StatusIs", "Error", "Held", "LetGo", "Changed",
-    "TenantCleared",
+    "TenantCleared", "Awaited", "Pledged", "Unpledged",
 )  # fmt: skip
 _EFFECTS = (
     "Publish", "Withdraw", "PutNamespace", "DropNamespace", "Answer", "AnswerWithBoard", "AnswerWithMover", "Instruct",
@@ -54,7 +56,8 @@ _CODES = (
     "cache-unknown", "caches", "descriptor-size", "descriptor-unknown", "descriptors", "geometry", "group",
     "hello-twice", "io", "jobs", "keys", "keys-chain", "layout", "lease-foreign", "lease-namespace", "lease-rank",
     "lease-unknown", "lease-used", "leases", "mode", "mover-lost", "name", "namespace", "namespaces", "not-attached",
-    "not-held", "offer", "parent", "protocol", "rank", "ranks", "registered-twice", "session-unknown", "sessions",
+    "not-coming", "not-held", "offer", "parent", "pledges", "protocol", "rank", "ranks", "registered-twice",
+    "session-unknown", "sessions",
     "slot-size", "unregistered-twice", "watch", "word",
     "draining", "held-bytes", "hold-unknown", "holds", "key", "key-unknown", "namespace-unknown", "new-weights",
     "quiet", "reload", "ttl",
@@ -102,6 +105,9 @@ EXPECTED = (
     "accounts that gave to others",
     "accounts that gave to others on disk",
     "blocks compared",
+    "chunks awaited",
+    "retrieves that waited for a store",
+    *(f"pledge {how}" for how in PLEDGE_ENDS),
     "scrubs",
     "scrubs that found something",
     "counted disk_rewritten_bytes",

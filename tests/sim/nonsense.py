@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from kvserver.wire.messages import (
     PROTOCOL,
     Attach,
+    Await,
     Buffer,
     Clear,
     GroupBlocks,
@@ -13,6 +14,7 @@ from kvserver.wire.messages import (
     Lane,
     Lookup,
     Offer,
+    Pledge,
     Register,
     Release,
     Request,
@@ -136,6 +138,10 @@ def _bad_lookup(world: "World", process: "Process") -> None:
         Lookup(request_id, digest, bytes(33), 0),
         Lookup(request_id, digest, bytes(32 * 4097), 0),
         Lookup(request_id, digest[:31], bytes(32), 0),
+        Await(request_id, digest, bytes(33), 0),
+        Pledge(request_id, digest, b"", 100),
+        Pledge(request_id, digest, bytes(32 * 4097), 100),
+        Pledge(request_id, digest[:31], bytes(32), 100),
     )
     _refused(world, process.quick_peer(), world.rng.choice(choices))
 

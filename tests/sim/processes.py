@@ -15,6 +15,7 @@ from kvserver.wire.messages import (
     PROTOCOL,
     Attach,
     Attached,
+    Awaited,
     Clear,
     Drain,
     Error,
@@ -27,6 +28,7 @@ from kvserver.wire.messages import (
     Lookup,
     Offer,
     Offered,
+    Pledged,
     Register,
     Registered,
     Reply,
@@ -104,6 +106,8 @@ class Process:
         self.came: dict[int, int] = {}
         """Retrieve whose word is not done -> leading chunks of its prefix whose blocks came right."""
         self.todo: deque[StoreTask | RetrieveTask] = deque(maxlen=4)
+        self.pledges: list[int] = []
+        """Its recent pledges."""
         self.late: list[RetrieveTask] = []
         """Retrieves to try once the process is registered."""
         self._world = world
@@ -482,9 +486,12 @@ class Process:
             case Found() if isinstance(request, Lookup):
                 self._world.counts["chunks found"] += reply.chunks
                 if reply.lease:
-                    keys = [request.keys[at : at + 32] for at in range(0, reply.chunks * 32, 32)]
+                    chunks = reply.chunks + (reply.awaited if isinstance(reply, Awaited) else 0)
+                    keys = [request.keys[at : at + 32] for at in range(0, chunks * 32, 32)]
                     self._world.router.finds(self, request, reply)
                     self.engine.granted(request.namespace, keys, reply.lease)
+            case Pledged() if reply.pledge:
+                self.pledges = [*self.pledges[-3:], reply.pledge]
             case Stored():
                 self._answered(reply.id)
             case Retrieved():

@@ -13,6 +13,8 @@ from kvserver.wire.admin import AnyCommand, Command, Outcome
 from kvserver.wire.messages import (
     Attach,
     Attached,
+    Await,
+    Awaited,
     Clear,
     Cleared,
     Drain,
@@ -27,6 +29,8 @@ from kvserver.wire.messages import (
     Lookup,
     Offer,
     Offered,
+    Pledge,
+    Pledged,
     Register,
     Registered,
     Release,
@@ -39,6 +43,8 @@ from kvserver.wire.messages import (
     StatusIs,
     Store,
     Stored,
+    Unpledge,
+    Unpledged,
     Unregister,
     Unregistered,
     Watch,
@@ -54,6 +60,7 @@ from .ledger import Both, Ledger, away_of, needed, servable, serves
 from .memory import Wrong
 from .operators import ANSWERS as ENDINGS
 from .operators import OperatorPromises, is_below
+from .pledge_promises import PledgeFacts, PledgePromises
 from .quota_promises import Quotas
 from .recovery_answers import RecoveryAnswers
 from .shapes import Shape
@@ -67,6 +74,9 @@ ANSWERS: dict[type, type] = {
     Register: Registered,
     Unregister: Unregistered,
     Lookup: Found,
+    Await: Awaited,
+    Pledge: Pledged,
+    Unpledge: Unpledged,
     Release: Released,
     Store: Stored,
     Retrieve: Retrieved,
@@ -108,10 +118,14 @@ class LeaseFacts:
     keys: list[bytes]
     expires_ns: int
     ranks_used: list[int] = field(default_factory=list)
+    pledge: int = 0
+    """The pledge on the last of its keys; 0: all were held."""
+    falls_short: bool = False
+    """The pledge has ended, and some of the keys did not come."""
 
     @property
     def is_chain(self) -> bool:
-        return is_chain(self.keys)
+        return not self.keys or is_chain(self.keys)
 
 
 @dataclass(eq=False)
@@ -143,9 +157,16 @@ class Promises:
     """The promises of one brain's life, begun anew with each brain. Raises Wrong."""
 
     def __init__(
-        self, ledger: Ledger, shapes: dict[bytes, Shape], *, lease_ttl_ms: int, lease_extended_ms: int
+        self,
+        ledger: Ledger,
+        shapes: dict[bytes, Shape],
+        pledges: PledgePromises,
+        *,
+        lease_ttl_ms: int,
+        lease_extended_ms: int,
     ) -> None:
         self.quotas = Quotas((), ledger, shapes)
+        self.pledges = pledges
         self._ledger = ledger
         self._shapes = shapes
         self._lease_ttl_ms = lease_ttl_ms
@@ -181,6 +202,8 @@ class Promises:
         self.now_ns = 0
         self.on_disk: dict[Shard, tuple[int, int]] = {}  # (extent, generation), as the service said before the event
         self.disk_readable, self.disk_recovered = False, True
+        self.leases_left: set[int] = set()
+        """Leases that the service has after the event."""
         self._doubts = RecoveryAnswers(ledger)
         self.may_decline = False
 
@@ -239,6 +262,8 @@ class Promises:
         match request, reply:
             case Lookup(), Found():
                 self._check_found(self.by_peer[peer], request, reply, now_ns)
+            case Pledge(), Pledged() if reply.pledge:
+                self._pledged(self.by_peer[peer], request, reply, now_ns)
             case Drain(), Draining():
                 self.disk.drained.add(request.device)
             case Store(), Stored():
@@ -280,7 +305,12 @@ class Promises:
 
     def _end_leases_below(self, namespace: bytes, path: Path) -> None:
         below = [n for n, lease in self.leases.items() if lease.digest == namespace and _ends_below(lease, path)]
-        self._end_leases(below)
+        self._end_leases([n for n in below if n not in self.leases_left or not self._is_to_come(self.leases[n], path)])
+
+    def _is_to_come(self, lease: LeaseFacts, path: Path) -> bool:
+        """The lease awaits this chunk, which may not be in the index yet. Then nothing of the lease was cleared."""
+        held = self._held(self._shapes[lease.digest], lease.digest, lease.keys)
+        return lease.pledge in self.pledges.living and len(path) > held
 
     def _check_found(self, session: SessionFacts, request: Lookup, found: Found, now_ns: int) -> None:
         keys = [request.keys[at : at + KEY] for at in range(0, len(request.keys), KEY)]
@@ -294,13 +324,35 @@ class Promises:
         self._doubts.told(found, request.namespace, keys, held=held, recovered=self.disk_recovered, hidden=hidden)
         if not 0 <= found.chunks <= len(keys):
             raise Wrong(f"a lookup of {len(keys)} keys found {found.chunks}")
-        if (found.lease != 0) != (found.chunks >= max(1, request.chunks_wanted_min)):
+        awaited = found.awaited if isinstance(found, Awaited) else 0
+        if (found.lease != 0) != (found.chunks + awaited >= max(1, request.chunks_wanted_min)):
             raise Wrong(f"{found} with chunks_wanted_min={request.chunks_wanted_min}")
         if found.lease:
             if found.lease in self.leases:
                 raise Wrong(f"lease {found.lease} was granted twice")
             expires_ns = now_ns + self._lease_ttl_ms * MS
-            self.leases[found.lease] = LeaseFacts(session.engine, request.namespace, keys[: found.chunks], expires_ns)
+            on = keys[: found.chunks + awaited]
+            lease = self.leases[found.lease] = LeaseFacts(session.engine, request.namespace, on, expires_ns)
+            if isinstance(found, Awaited) and awaited:
+                asked = session.engine, found.producer, request.namespace
+                lease.pledge = self.pledges.awaited(*asked, on, found.chunks)
+
+    def _pledged(self, session: SessionFacts, request: Pledge, reply: Pledged, now_ns: int) -> None:
+        keys = [request.keys[at : at + KEY] for at in range(0, len(request.keys), KEY)]
+        shape = self._shapes[request.namespace]
+        wanted = self._held(shape, request.namespace, keys) if is_chain(keys) else reply.held
+        if reply.held != wanted or not 0 < reply.chunks <= len(keys) - wanted:
+            raise Wrong(f"{reply} to a pledge of {len(keys)} chunks, of which {wanted} are held")
+        name, mine = session.name[0], keys[reply.held : reply.held + reply.chunks]
+        facts = PledgeFacts(session.number, session.engine, name, request.namespace, reply.held, mine, now_ns, now_ns)
+        self.pledges.made(reply.pledge, facts, request.ttl_ms, now_ns)
+
+    def pledges_end(self, effects: Sequence[Effect]) -> None:
+        """Whoever awaits a pledge that has ended keeps what has come."""
+        for number, came in self.pledges.ended(effects).items():
+            for lease in [lease for lease in self.leases.values() if lease.pledge == number]:
+                lease.falls_short = len(lease.keys) > came
+                lease.keys = lease.keys[:came]
 
     def _wanted(self, shape: Shape, digest: bytes, keys: list[bytes], found: Found) -> tuple[int, int]:
         """(chunks, chunks of these that need the disk) that a lookup must find.
@@ -382,6 +434,14 @@ class Promises:
             del self.engines[session.name]
             self._end_leases([n for n, lease in self.leases.items() if lease.engine is session.engine])
 
+    def namespaces_are(self, known: Sequence[bytes]) -> None:
+        """A namespace without caches and chunks leaves, with leases on what was to come."""
+        left = [number for number, lease in self.leases.items() if lease.digest not in known]
+        for lease in (self.leases[number] for number in left):
+            if not lease.pledge or self._held(self._shapes[lease.digest], lease.digest, lease.keys):
+                raise Wrong("a namespace left, and a lease was on chunks of it")
+        self._end_leases(left)
+
     def _end_leases(self, numbers: list[int]) -> None:
         for number in numbers:
             del self.leases[number]
@@ -425,8 +485,11 @@ class Promises:
         refusal: result of before_retrieve(). sound: nothing but the lease could be refused, and the lookup needed
         every block. held: it waits for chunks from disk.
         """
-        if any(isinstance(e, Answer) and isinstance(e.reply, Error) and e.reply.code == "disk-away" for e in effects):
+        errors = [e.reply.code for e in effects if isinstance(e, Answer) and isinstance(e.reply, Error)]
+        if "disk-away" in errors:
             return
+        if "not-coming" in errors and refusal != "beyond the lease":
+            raise Wrong("a retrieve of what came is refused, as if it did not")
         begun = held or any(isinstance(effect, Instruct) and isinstance(effect.order, Copy) for effect in effects)
         if begun and refusal:
             raise Wrong(f"a retrieve was begun in spite of its lease: {refusal}")
@@ -594,4 +657,4 @@ class Promises:
 
 
 def _ends_below(lease: LeaseFacts, path: Path) -> bool:
-    return is_below(path_of(lease.keys[-1]), path)
+    return bool(lease.keys) and is_below(path_of(lease.keys[-1]), path)

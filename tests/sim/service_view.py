@@ -52,6 +52,19 @@ def leases(service: Service) -> set[int]:
     return set(_core(service).leases)
 
 
+def awaiting(service: Service) -> set[int]:
+    """Retrieves that wait for pledged chunks."""
+    return {number for number, job in _core(service).jobs.items() if job.awaiting is not None}
+
+
+def pledges(service: Service) -> set[int]:
+    return set(_core(service).pledges)
+
+
+def sessions(service: Service) -> set[int]:
+    return set(_core(service).sessions)
+
+
 def has_cache(service: Service, number: int, peer: int) -> bool:
     """True if the peer's session has this cache registered."""
     core = _core(service)
@@ -251,7 +264,9 @@ def digest_counts(service: Service) -> tuple[Counter[str], int]:
 
 def holds_back(service: Service, peer: int, request_id: int) -> bool:
     """True if this retrieve waits for its chunks."""
-    return any(job.held and (job.peer, job.request_id) == (peer, request_id) for job in _core(service).jobs.values())
+    return any(
+        job.is_waiting and (job.peer, job.request_id) == (peer, request_id) for job in _core(service).jobs.values()
+    )
 
 
 def compare_with_devices(service: Service, devices: Devices, shapes: dict[bytes, Shape]) -> None:
@@ -395,7 +410,15 @@ def may_wait_long(service: Service, now_ns: int) -> bool:
 
 def _is_at_rest(core: Core) -> bool:
     """No client is there, and nothing is under way between DRAM and disk."""
-    tables = (core.sessions, core.caches, core.jobs, core.leases, core.sessions.engines, core.sessions.by_token)
+    tables = (
+        core.sessions,
+        core.caches,
+        core.jobs,
+        core.leases,
+        core.sessions.engines,
+        core.sessions.by_token,
+        core.pledges,
+    )
     tier = core.disk
     disk_busy = tier is not None and (tier.chunks.jobs or tier.writes.chain or not tier.recovered)
     moves = (job for tier in core.remotes for job in tier.jobs.values())
@@ -430,6 +453,8 @@ def check_idle(service: Service, ledger: Ledger) -> None:
         raise Wrong("all clients are gone, and not every session that was opened was closed")
     if (
         chunks.orphans
+        or core.pledges.by_key
+        or core.pledges.slot_bytes
         or chunks.retired
         or core.sessions.by_peer
         or any(m.boards or m.caches or m.jobs or m.queue for m in core.movers.values())

@@ -90,6 +90,7 @@ from .ledger import offsets_in, records_in, survivors
 from .memory import Pool, Wrong
 from .movers import SimMover
 from .operators import is_below
+from .pledge_promises import PledgePromises
 from .processes import Received
 from .promises import CacheFacts, Promises
 from .quota_promises import Quotas
@@ -118,6 +119,8 @@ class Shell:
         self._movers_ready: dict[int, bool] = {}
         """Movers that are not gone -> whether orders may be sent."""
         self._killed: list[int] = []
+        self._awaiting: set[int] = set()
+        """Retrieves that have waited for chunks that an engine had pledged."""
         bounds, ledger = world.swarm.bounds, world.ledger
         ledger.read_again()
         expected, may_be_lost = survivors(ledger, world.shapes), ledgers.may_be_lost(ledger, world.shapes)
@@ -135,7 +138,8 @@ class Shell:
             chunk_bytes = max(shape.chunk_units() for shape in world.shapes.values()) * SLOT_ALIGN
             RoomPromises(room, bounds, len(sizes), chain_bytes=world.swarm.depth * chunk_bytes)
         leases = {"lease_ttl_ms": bounds.lease_ttl_ms, "lease_extended_ms": bounds.lease_extended_ms}
-        self.promises = Promises(ledger, world.shapes, **leases)
+        times = {"ttl_ms": bounds.pledge_ttl_ms, "patience_ms": bounds.pledge_patience_ms}
+        self.promises = Promises(ledger, world.shapes, PledgePromises(world.counts, **times), **leases)
         self.promises.quotas = Quotas(bounds.tenants, ledger, world.shapes)
         self.promises.disk.began(bounds, world.now_ns)
         self.promises.may_decline = bounds.recompute_tokens_per_s > 0
@@ -192,6 +196,7 @@ class Shell:
         was_draining = service_view.is_draining(self.service)
         looked_for = service_view.looked_for(self.service)
         digests = self.promises.digests.before(event, self.service)
+        self._awaiting |= service_view.awaiting(self.service)
         effects = self.service.handle(event, world.now_ns)
         published = [record for e in effects if isinstance(e, Publish) for record in records_in(e.records)]
         slots = [record.offset for record in published if record.group != NO_GROUP]
@@ -217,6 +222,10 @@ class Shell:
             case _:
                 pass
         self.service.check()
+        for record in published:
+            self.promises.pledges.published(record.namespace, record.key, world.now_ns)
+        self.promises.pledges_end(effects)
+        self.promises.leases_left = service_view.leases(self.service)
         self._check_cuts(event, effects, digests)
         self._carry_out(effects)
         for digest in self._dropped(effects):
@@ -237,9 +246,13 @@ class Shell:
             self._commanded(event.peer, event.command, answered=_answers(effects, event.peer, COMMAND_ID))
         if any(isinstance(effect, PutNamespace | DropNamespace) for effect in effects):
             world.ledger.check_documents(service_view.namespaces_with_chunks(self.service))
+            self.promises.namespaces_are(service_view.namespaces(self.service))
         self.promises.operators.check(world.now_ns)
         if isinstance(event, Reported) and isinstance(event.report, Moved):
             self.promises.disk.ended(event.report, service_view.on_disk(self.service))
+        if isinstance(event, Tick):
+            facts = service_view.pledges(self.service), service_view.sessions(self.service)
+            self.promises.pledges.check(world.now_ns, *facts)
         if may_lose:
             self.promises.lost_leases(service_view.leases(self.service), world.now_ns)
         unknown = service_view.leases(self.service) - self.promises.leases.keys()
@@ -481,6 +494,7 @@ class Shell:
                 self.promises.caches[order.cache] = facts
             case Copy():
                 self.promises.copy_sent(order)
+                self._world.counts["retrieves that waited for a store"] += order.job in self._awaiting
             case FetchRemote(_, packed_head, slots) | PutRemote(_, packed_head, slots):
                 head = decode_head(packed_head)
                 units = units_of(self._world.shapes[head.namespace], head, list(array("q", slots)))

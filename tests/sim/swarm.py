@@ -25,6 +25,10 @@ ACTS = {
     "plan-store": 4.0,
     "plan-lookup": 5.0,
     "plan-mixed-lookup": 1.2,
+    "plan-pledge": 1.0,
+    "plan-pledged-store": 2.0,
+    "plan-await": 1.5,
+    "unpledge": 0.3,
     "jump": 0.5,
     "grow": 1.0,
     "process-dies": 0.12,
@@ -50,6 +54,7 @@ ACTS = {
 }
 WITH_FULL_GROUP = tuple(shape for shape in SHAPES if any(group.kind == "full" for group in shape.groups))
 """Shapes whose chunks can be on disk."""
+ONLY_FULL = tuple(shape for shape in SHAPES if all(group.kind == "full" for group in shape.groups))
 HARMFUL = (
     *("process-dies", "process-stalls", "mover-dies", "mover-stops", "brain-dies", "clear", "unregister", "abandon"),
     *("give-lane-up", "nonsense", "repeat", "plan-mixed-lookup", "admin", "clear-prefix"),
@@ -154,6 +159,16 @@ class Swarm:
             self.acts["plan-store"] = max(8.0, self.acts["plan-store"])
             self.acts["mover"] = max(40.0, self.acts["mover"])
             self.chances["go-on-waits"] = rng.choice((0.5, 0.9, 0.97))
+        self.pledges_much = rng.random() < 0.2
+        """Two engines or more compute each other's prompts, step by step."""
+        if self.pledges_much:
+            self.shapes = [rng.choice(ONLY_FULL)]
+            self.engines, self.depth, self.fanout = 2, rng.choice((3, 5, 8)), rng.choice((1, 2))
+            self._be_gentle(rng)
+            self.acts.update({"plan-pledge": 2.0, "plan-pledged-store": 9.0, "plan-await": 4.0, "unpledge": 0.2})
+            self.acts.update({"plan-store": 0.5, "plan-lookup": 0.5, "mover": 60.0, "process": 60.0, "deliver": 60.0})
+            self.chances.update({"rank-skips": 0.0, "foreign-lease": 0.0, "hasty-client": 0.0, "message-waits": 0.1})
+            self.pool_blocks, self.words = 83, 11
         self.verifies = self.verifies_later = True
         """Digests are on, before and after the first death of a brain."""
         self._choose_digest_faults(rng)
@@ -223,6 +238,7 @@ class Swarm:
         slab_units = max(rng.choice((3, 4, 5, 7)), *(shape.slot_units_max() for shape in self.shapes))
         chunks = rng.choice((6, 8, 12) if self.reads_much else (2, 3, 4, 6) if self.has_disk else (1, 3, 6, 9, 16))
         chunks = rng.choice((9, 16, 30)) if self.cuts_much else chunks
+        chunks = rng.choice((9, 16, 30)) if self.pledges_much else chunks
         chunk_bytes = max(shape.chunk_units() for shape in self.shapes) * SLOT_ALIGN
         units = chunk_bytes // SLOT_ALIGN * chunks
         chunk_slabs = max(shape.chunk_slabs(slab_units) for shape in self.shapes)
@@ -242,6 +258,11 @@ class Swarm:
             descriptors_max=rng.choice((3, 7)),
             lease_ttl_ms=self.ms(rng.choice((40, 200, 900))),
             lease_extended_ms=self.ms(rng.choice((10, 150))),
+            pledges_max=rng.choice((1, 3, 16)),
+            pledges_total_max=rng.choice((2, 5, 64)),
+            pledged_percent_max=rng.choice((25, 60, 100)),
+            pledge_ttl_ms=self.ms(rng.choice((900, 5000) if self.pledges_much else (60, 900))),
+            pledge_patience_ms=self.ms(rng.choice((300, 900) if self.pledges_much else (30, 300))),
             reserve_ttl_ms=self.ms(rng.choice((60, 300, 900))),
             attach_ttl_ms=self.ms(rng.choice((100, 600))),
             job_ttl_ms=self.ms(rng.choice((150, 1500))),

@@ -115,6 +115,8 @@ class World:
         self.gone: deque[Event] = deque()
         """Events that the shell has noticed and not yet fed to the service."""
         self.engines: list[SimEngine] = []
+        self.pledged: list[tuple[bytes, Path]] = []
+        """(namespace, prefix) of the last pledges, living or not."""
         self._numbers = Counter[str]()
         self._acts = {name: weight for name, weight in self.swarm.acts.items() if weight}
         self._act_names, self._act_weights = list(self._acts), _cumulated(list(self._acts.values()))
@@ -369,6 +371,14 @@ class World:
                 self._engine().plan_store()
             case "plan-lookup":
                 self._engine().plan_lookup()
+            case "plan-pledge":
+                self._engine().plan_pledge()
+            case "plan-pledged-store":
+                self._engine().plan_pledged_store()
+            case "plan-await":
+                self._engine().plan_await()
+            case "unpledge":
+                self._engine().unpledge()
             case "plan-mixed-lookup":
                 self._engine().plan_mixed_lookup()
             case "release":

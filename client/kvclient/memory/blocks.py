@@ -7,6 +7,7 @@ cutting rely on.
 import sys
 from array import array
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from kvclient.values import CHOSEN_MODES, BlockIds, Blocks, CacheSpec
@@ -95,13 +96,14 @@ def cut_retrieve(
     limits: Limits,
     *,
     from_disk: bool,
+    chunks_here: int = CHUNKS_MAX,
     part_chunks_max: int = CHUNKS_MAX,
 ) -> list[list[GroupBlocks]]:
     """The requests of a retrieve with packed groups, in chain order. One, if the server takes it whole.
 
     from_disk: some chunks must still be read. Then it is cut even if the server would take it whole. Each part is
-    copied once its chunks are read, while disks read the next part. part_chunks_max: most chunks that the client can
-    take.
+    copied once its chunks are read, while disks read the next part. chunks_here: those after them are still computed,
+    and each is a part by itself. part_chunks_max: most chunks that the client can take.
     """
     per_chunk = _blocks_per_chunk(spec, groups)
     per_chunk_all = sum(per_chunk)
@@ -115,7 +117,9 @@ def cut_retrieve(
     if from_disk:
         step = min(step, max(1, STREAMED_BYTES // max(1, _chunk_bytes(spec, groups, per_chunk))))
     step = min(step, part_chunks_max)
-    parts = (_within(groups, per_chunk, start, start + step) for start in range(first, end, step))
+    middle = min(max(first, chunks_here), end)
+    starts = [*range(first, middle, step), *range(middle, end)]
+    parts = (_within(groups, per_chunk, *pair) for pair in pairwise([*starts, end]))
     return [part for part in parts if part]
 
 

@@ -25,6 +25,7 @@ import itertools
 from collections.abc import Hashable
 
 from kvclient.offload.lookups import Lookups
+from kvclient.offload.pledging import Pledging
 from kvclient.offload.ranges import (
     is_aligned,
     next_aligned,
@@ -37,6 +38,7 @@ from kvclient.offload.request import Jobs, Phase, Request
 from kvclient.offload.values import (
     LookupOrder,
     Options,
+    PledgeOrder,
     RetrieveEnd,
     RetrieveOrder,
     Statistics,
@@ -45,7 +47,7 @@ from kvclient.offload.values import (
     Summary,
     Tables,
 )
-from kvclient.values import Found, Lease, RetrieveResult, StoreResult
+from kvclient.values import Found, Lease, PledgeResult, RetrieveResult, StoreResult
 
 CHAIN_GOES_ON = ("busy", "late")
 """Reasons of a short store that leave no gap: somebody else stores the rest, or only its count was lost."""
@@ -68,6 +70,7 @@ class Offload:
         """Requests that nobody has asked for or matched yet, oldest first."""
         self._ahead: set[Hashable] = set()
         """Requests with a lookup in flight or a lease, which are not matched yet."""
+        self._pledging = Pledging(options)
         self._retrieves: Jobs[RetrieveOrder] = Jobs(options.ranks)
         self._stores: Jobs[StoreOrder] = Jobs(options.ranks)
         self._chunks_storing = 0
@@ -123,8 +126,8 @@ class Offload:
         tokens: length of the sequence, output included. hbm_tokens: 0 if it is known only after allocation.
 
         May be called any number of times, and promises what allocated() then does. Each reason for None has a bound:
-        lookup_deadline_s for an answer (at most two are waited for), coming_wait_s for what is coming, and
-        retrieve_wait_s for a turn.
+        lookup_deadline_s for an answer (at most two are waited for), coming_wait_s or await_wait_s for what is coming,
+        and retrieve_wait_s for a turn.
         """
         it = self._requests[request]
         self._forget_ahead(request)
@@ -211,6 +214,8 @@ class Offload:
             if it.phase is Phase.RETRIEVING:
                 return False
             self.admitted(request, hbm_tokens=0)
+        if self._options.pledges and not it.is_pledged and not self._unavailable:
+            self._pledging.computed(it)
         it.due = min(tokens // self._options.chunk_tokens, it.chunks)
         if it.due <= it.frontier or it.stopped or self._unavailable or not self._options.stores:
             return False
@@ -257,6 +262,7 @@ class Offload:
         if it.phase is Phase.WAITING:
             return
         it.phase, it.lookup, it.queued_s = Phase.WAITING, None, None
+        self._pledging.stops(it)
         it.retrieve = it.due = it.found_tokens = 0
         it.preemptions += 1
         self.statistics.preemptions += 1
@@ -271,6 +277,7 @@ class Offload:
             it.stopped = it.stopped or self._unavailable or ("unanswered" if it.lookup is not None else "busy")
             self.statistics.skip(it.stopped, (it.due - it.frontier) * self._options.chunk_tokens)
         self._lookups.set_answer(it, None)
+        self._pledging.stops(it)
         it.phase, it.retrieve = Phase.FINISHED, 0
         self._sum_up(it)
 
@@ -290,6 +297,20 @@ class Offload:
         it = self._lookups.answered(lookup, found)
         if self._requests.get(it.name) is it and (it.answer is None or it.answer.lease is None):
             self._ahead.discard(it.name)
+
+    def take_pledges(self) -> tuple[list[PledgeOrder], list[PledgeResult]]:
+        """New pledges, and those to take back, since the last call. Call it after every step, and when idle."""
+        return self._pledging.take()
+
+    def pledged(self, request: Hashable, result: PledgeResult) -> None:
+        """Take the answer to a pledge."""
+        self._pledging.pledged(self._requests.get(request), result)
+
+    def lost_blocks(self, request: Hashable) -> None:
+        """The engine has preempted the request: others need not wait for it. match() does the rest."""
+        it = self._requests.get(request)
+        if it is not None:
+            self._pledging.stops(it)
 
     def take_releases(self) -> list[Lease]:
         """Leases to give back since the last call. Call it after every step, and when idle."""
@@ -362,10 +383,12 @@ class Offload:
         return self._requests[request].lookup is not None
 
     def awaits_more(self, request: Hashable, now_s: float) -> bool:
-        """Whether the request waits for chunks of a remote store: match() is to be called again after a pause."""
+        """Whether the request waits for chunks that are coming: match() is to be called again after a pause."""
         it = self._requests[request]
-        is_in_time = it.coming_until_s is not None and now_s < it.coming_until_s
-        return is_in_time and it.answer is not None and it.answer.coming > 0
+        answer = it.answer
+        if answer is None or not (answer.coming or answer.awaited):
+            return False
+        return self._lookups.is_in_time(it, answer, now_s)
 
     def busy(self) -> bool:
         """Whether something is in flight whose end must be delivered. Then an idle engine must keep polling."""

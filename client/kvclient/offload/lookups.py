@@ -3,8 +3,8 @@
 A request has at most one lookup in flight and at most one answer that it believes. An answer that is too late, or for a
 request that no longer waits, still shows what need not be stored. Its lease goes back at once.
 
-An answer may say that more is coming from a remote store. A request that can wait keeps the answer with its lease, and
-asks again until nothing comes or its time is over.
+An answer may say that more is coming, from a remote store or from an engine that computes it. A request that can wait
+keeps the answer with its lease, and asks again until nothing comes or its time is over.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,6 +16,10 @@ from kvclient.values import RECOVERING, Found, Lease
 
 ASK_AGAIN_S = 0.005
 """Pause after an answer that says that more is coming. A remote store takes milliseconds for a chunk."""
+
+
+AWAIT_AGAIN_S = 0.02
+"""The same for a prompt that another engine computes, which takes that engine a step for each chunk or more."""
 
 
 class Lookups:
@@ -42,20 +46,23 @@ class Lookups:
         wanted_min = -(-wanted // chunk_tokens) if enough else chunks + 1
         number = next(self._numbers)
         due_s = now_s + self._options.lookup_deadline_s
-        if it.coming_until_s is None:
-            it.coming_until_s = now_s + self._options.coming_wait_s
+        if it.asked_first_s is None:
+            it.asked_first_s = now_s
         it.lookup = Lookup(number, chunks, wanted_min, now_s, due_s, is_ahead)
         it.stored_until, it.is_asked = 0, True
         self._in_flight[number] = it
-        self.orders.append(LookupOrder(number, it.key_range(0, chunks), wanted_min))
+        self.orders.append(
+            LookupOrder(number, it.key_range(0, chunks), wanted_min, self._options.await_wait_s > 0 and it.reads)
+        )
         self._statistics.lookups += 1
         self._statistics.tokens_looked_up += chunks * chunk_tokens
 
     def awaits_more(self, it: Request, *, hbm_tokens: int, now_s: float) -> bool:
         """Whether the request waits, because more is coming that helps it. Asks again when the pause is over.
 
-        Options.coming_wait_s bounds the wait. A lookup that is under way when the time ends is still waited for. If it
-        is not answered, the request computes, because a retrieve would not be served either.
+        Options.coming_wait_s bounds the wait, and await_wait_s that for another engine. A lookup that is under way when
+        the time ends is still waited for. If it is not answered, the request computes, because a retrieve would not be
+        served either.
         """
         answer = it.answer
         if answer is None or answer.is_told or not self._more_helps(it, answer, hbm_tokens):
@@ -64,19 +71,24 @@ class Lookups:
             if self.gave_up(it, now_s):
                 self.miss(it, "late")
             return it.lookup is not None
-        if it.coming_until_s is None or now_s >= it.coming_until_s:
+        if not self.is_in_time(it, answer, now_s):
             return False
         if answer.ask_again_s is None:
-            answer.ask_again_s = now_s + ASK_AGAIN_S
+            answer.ask_again_s = now_s + (AWAIT_AGAIN_S if answer.awaited else ASK_AGAIN_S)
         elif now_s >= answer.ask_again_s:
             self.ask(it, hbm_tokens=hbm_tokens, now_s=now_s)
         return True
+
+    def is_in_time(self, it: Request, answer: Answer, now_s: float) -> bool:
+        """Whether the request may still wait for what is coming."""
+        wait_s = self._options.await_wait_s if answer.awaited else self._options.coming_wait_s
+        return it.asked_first_s is not None and now_s < it.asked_first_s + wait_s
 
     def _more_helps(self, it: Request, answer: Answer, hbm_tokens: int) -> bool:
         """Whether the request could retrieve more if all that is coming were there."""
         usable = usable_tokens(self._options, it.tokens)
         found = min(answer.chunks * self._options.chunk_tokens, usable)
-        reach = min((answer.chunks + answer.coming) * self._options.chunk_tokens, usable)
+        reach = min((answer.chunks + answer.coming + answer.awaited) * self._options.chunk_tokens, usable)
         is_enough = reach > found and reach - hbm_tokens >= self._options.gain_min
         return is_enough and is_aligned(self._options, hbm_tokens)
 
@@ -127,6 +139,7 @@ class Lookups:
             lookup.chunks_wanted_min,
             found.why,
             coming=found.coming,
+            awaited=found.awaited,
             believed_until_s=until_s,
         )
         self.set_answer(it, answer)

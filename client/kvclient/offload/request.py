@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Generic, NamedTuple, TypeVar
 
 from kvclient.offload.values import Options, RetrieveOrder, StoreOrder
-from kvclient.values import Lease
+from kvclient.values import Lease, PledgeResult
 from kvserver.wire.messages import KEY_BYTES
 
 Order = TypeVar("Order", RetrieveOrder, StoreOrder)
@@ -43,6 +43,8 @@ class Answer:
     chunks_wanted_min: int
     why: str = ""
     coming: int = 0
+    awaited: int = 0
+    """Chunks that another engine computes now."""
     """Chunks after those that may come from a remote store soon."""
     ask_again_s: float | None = None
     """Time from which a request that waits for those asks again. None until a match() has seen the answer."""
@@ -84,8 +86,8 @@ class Request:
     phase: Phase = Phase.WAITING
     lookup: Lookup | None = None
     answer: Answer | None = None
-    coming_until_s: float | None = None
-    """Time until which the request waits for what is coming. None before its first lookup."""
+    asked_first_s: float | None = None
+    """Time of its first lookup, from which waits for what is coming count."""
     disk_chunks: int = 0
     """Bits of the chunks that leases of this wait had read from disk. See tiers.py."""
     queued_s: float | None = None
@@ -105,6 +107,12 @@ class Request:
     """Stores in flight: job -> end chunk."""
     stored_until: int = 0
     """Largest end chunk of stores that ended since the lookup was sent, which its answer cannot include."""
+    is_pledged: bool = False
+    """Others were told that the engine computes it, or it was found not worthwhile."""
+    pledged_from: int = 0
+    pledged_until: int = 0
+    """The chunks that were to be pledged: those before are held, if no store of them is in flight."""
+    pledge: PledgeResult | None = None
     jobs: int = 0
     """Jobs in flight: stores, and retrieves from before or after a preemption."""
     stopped: str = ""

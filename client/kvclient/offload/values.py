@@ -50,6 +50,9 @@ class Options:
     coming_wait_s: float = 0.0
     """How long a lookup whose answer says that more is coming is asked again, from the request's first lookup on.
     0: never."""
+    await_wait_s: float = 0.0
+    """How long a prompt that another engine computes now is waited for, from the request's first lookup on. 0: never,
+    and nothing is pledged to others."""
     moment_s: float = 0.25
     """How long an incomplete answer is believed. Another engine may be storing the rest."""
     lease_spare_s: float = 1.0
@@ -71,6 +74,7 @@ class Options:
         for name in (
             "lookup_deadline_s",
             "coming_wait_s",
+            "await_wait_s",
             "lease_spare_s",
             "retrieve_wait_s",
             "retrieve_tokens_min",
@@ -94,6 +98,11 @@ class Options:
         A state is valid only at its last token, and a window may hold nothing before its first token.
         """
         return all(group.kind == "full" for group in self.groups)
+
+    @property
+    def pledges(self) -> bool:
+        """Whether others are told which prompts this engine computes."""
+        return self.stores and self.await_wait_s > 0
 
     @cached_property
     def gain_min(self) -> int:
@@ -123,6 +132,15 @@ class LookupOrder(NamedTuple):
     number: int
     keys: bytes
     chunks_wanted_min: int
+    may_wait: bool = False
+    """Whether the answer may say what another engine computes."""
+
+
+class PledgeOrder(NamedTuple):
+    """Pledge the chunks of these keys, and pass the answer to Offload.pledged()."""
+
+    request: Hashable
+    keys: bytes
 
 
 class RetrieveOrder(NamedTuple):

@@ -79,7 +79,11 @@ def found_from(reply: wire.Found, incarnation: int, asked_s: float) -> Found:
     if reply.lease:
         expires_s = asked_s + reply.ttl_ms / 1000
         lease = Lease(reply.lease, reply.chunks, incarnation, expires_s, reply.chunks_on_disk)
-    return Found(reply.chunks, lease, reply.why, reply.coming)
+    found = Found(reply.chunks, lease, reply.why, reply.coming)
+    if not isinstance(reply, wire.Awaited) or lease is None:
+        return found
+    lease = lease._replace(awaited=reply.awaited)
+    return found._replace(lease=lease, awaited=reply.awaited, producer=reply.producer)
 
 
 def _complete(answer: "Future[Any]", result: object, problem: Exception | None) -> None:

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from kvclient.base.loop import Lost, Overdue, Trouble
 from kvclient.counters import Counters
@@ -25,8 +25,13 @@ INQUIRIES_MAX = 256
 
 UNSENT_MAX = 2 * INQUIRIES_MAX
 
-Compose = Callable[[Link | None, bytes, bytes, int], wire.Lookup]
-"""Makes a checked request of namespace, keys and chunks_wanted_min. RequestError if the caller is wrong."""
+
+class Compose(Protocol):
+    """Makes a checked request. RequestError if the caller is wrong."""
+
+    def __call__(
+        self, link: Link | None, namespace: bytes, keys: bytes, chunks_wanted_min: int, *, may_wait: bool
+    ) -> wire.Lookup: ...
 
 
 class Answered(NamedTuple):
@@ -80,11 +85,13 @@ class Inquiries:
         """Whether take() can return something without reading the lane."""
         return bool(self._answered)
 
-    def ask(self, number: int, namespace: bytes, keys: bytes, *, chunks_wanted_min: int = 1) -> None:
+    def ask(
+        self, number: int, namespace: bytes, keys: bytes, *, chunks_wanted_min: int = 1, may_wait: bool = False
+    ) -> None:
         """Send a lookup as Client.lookup() does, but do not wait for the answer. RequestError if the caller is
         wrong."""
         link = self._gate.link
-        request = self._compose(link, namespace, keys, chunks_wanted_min)
+        request = self._compose(link, namespace, keys, chunks_wanted_min, may_wait=may_wait)
         now_s = time.monotonic()
         if link is None or not keys or len(self._asked) >= INQUIRIES_MAX:
             why = "" if not keys else "busy" if link is not None else self._gate.why or "connection-lost"

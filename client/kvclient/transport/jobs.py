@@ -31,6 +31,10 @@ QUIET_POLL_S = 0.001
 QUIET_POLL_S_MAX = 0.02
 """Pause between polls of an overdue retrieve's word, which gives no signal when it changes. Grows with the wait."""
 
+AWAITED_SPARE_S = 0.2
+"""The server ends its wait for another engine so long before the caller's deadline. Otherwise a producer that is slow
+would look like a server that does not answer."""
+
 PARTS_AHEAD_MAX = 3
 SPARE_SHARE = 4
 """One in SPARE_SHARE of the jobs that the server allows a session is kept for further parts of running jobs."""
@@ -151,9 +155,14 @@ class Jobs:
             return result.ok
 
         results = await self._in_parts(cache, len(parts), begin, is_whole, RetrieveResult(False, 0, "client-bug"))
-        failed = next((result for result in results if not result.ok), None)
         done = sum(result.bytes for result in results)
-        return RetrieveResult(True, done, "") if failed is None else failed._replace(bytes=done)
+        index = next((index for index, result in enumerate(results) if not result.ok), None)
+        if index is None:
+            return RetrieveResult(True, done, "")
+        failed = results[index]._replace(bytes=done)
+        if failed.why == "not-coming":  # all parts before it are whole
+            failed = failed._replace(right_chunks=_first_chunk(cache, parts[index]))
+        return failed
 
     async def _retrieve_part(
         self, cache: Cache, lease: Lease, groups: list[GroupBlocks], due_s: float, *, more: bool
@@ -181,7 +190,8 @@ class Jobs:
             cache.device.retrieve_begins()
         asked_s, right_chunks = time.monotonic(), 0
         try:
-            head = next(session.ids), registration.number, lease.number, word, generation, _patience_ms(due_s)
+            patience_ms = _patience_ms(due_s - AWAITED_SPARE_S if lease.awaited else due_s)
+            head = next(session.ids), registration.number, lease.number, word, generation, patience_ms
             request = Retrieve(*head, groups, more)
             reply = await session.ask(request, Retrieved, due_s)
             why = "doubt"
@@ -302,6 +312,12 @@ class Jobs:
 
 def _patience_ms(due_s: float) -> int:
     return max(1, int((due_s - time.monotonic()) * 1000))
+
+
+def _first_chunk(cache: Cache, groups: list[GroupBlocks]) -> int:
+    """The first chunk of the prefix that a part brings something of."""
+    spec = cache.spec
+    return min(item.first_block * spec.groups[item.group].block_tokens // spec.chunk_tokens for item in groups)
 
 
 def _bytes_of(cache: Cache, groups: list[GroupBlocks]) -> int:

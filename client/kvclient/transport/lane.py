@@ -15,7 +15,7 @@ from kvclient.base.loop import Lost, Overdue, Trouble
 from kvclient.transport.transports import Full, R, refusal
 from kvserver.errors import RequestError
 from kvserver.wire.codec import decode_reply, encode
-from kvserver.wire.messages import FRAME_BYTES_MAX, Error, Found, Lookup, Release, Reply
+from kvserver.wire.messages import FRAME_BYTES_MAX, Error, Found, Lookup, Pledge, Release, Reply, Unpledge
 
 # Plain integers: combining the enumeration's members costs as much as the system call itself.
 _TO_END = int(socket.MSG_TRUNC)
@@ -39,7 +39,7 @@ class Lane:
         self._arrived: list[Reply] = []
         """Replies to send() that were not taken yet."""
 
-    def ask(self, request: Lookup | Release, expects: type[R], due_s: float) -> R:
+    def ask(self, request: Lookup | Release | Pledge | Unpledge, expects: type[R], due_s: float) -> R:
         """Send a request and return its typed reply.
 
         RequestError: the caller is wrong. Trouble("busy"): other threads used up the time or filled the lane, and
@@ -62,7 +62,7 @@ class Lane:
             raise refusal(reply)
         raise Lost("frame", f"expected {expects.__name__}, the server said {type(reply).__name__}")
 
-    def send(self, request: Lookup | Release) -> None:
+    def send(self, request: Lookup | Release | Pledge | Unpledge) -> None:
         """Send a request and return at once.
 
         Trouble("busy"): another thread has the lane. Full: the server has not read earlier requests yet. Lost: as in
@@ -129,7 +129,7 @@ class Lane:
 
     # ---------------------------------------------------------------- frames
 
-    def _round_trip(self, request: Lookup | Release, due_s: float) -> Reply:
+    def _round_trip(self, request: Lookup | Release | Pledge | Unpledge, due_s: float) -> Reply:
         self._send(request)
         while (left_s := due_s - time.monotonic()) > 0:
             self._wait_at_most(left_s)
@@ -142,7 +142,7 @@ class Lane:
             self._keep(reply)
         raise Overdue
 
-    def _send(self, request: Lookup | Release) -> None:
+    def _send(self, request: Lookup | Release | Pledge | Unpledge) -> None:
         if self._shut:
             raise ConnectionError("closed")
         try:

@@ -217,6 +217,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             null_block=versions.NULL,
             lookup_deadline_s=self._settings.lookup_timeout_ms / 1000,
             coming_wait_s=self._settings.remote_wait_ms / 1000,
+            await_wait_s=self._settings.await_wait_ms / 1000 if self._settings.await_others == "on" else 0.0,
         )
         keyer = Keyer(
             chunk_tokens=self._chunk_tokens,
@@ -287,6 +288,8 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
         def step() -> tuple[Iterator[Scheduled], Callable[[str], versions.Tables]]:
             return versions.scheduled(scheduler_output), self._tables.of_step(scheduler_output)
 
+        if preempted := getattr(scheduler_output, "preempted_req_ids", None):
+            self._scheduler.preempted(preempted)
         return Step(*self._scheduler.step(step))
 
     def update_connector_output(self, connector_output: Any) -> None:

@@ -76,6 +76,9 @@ class GuardedScheduler:
             self._half.untold.clear()
         return orders
 
+    def preempted(self, names: Iterable[str]) -> None:
+        self._guard.run(self._half.preempted, names)
+
     def collect(self) -> None:
         self._guard.run(self._half.collect)
 

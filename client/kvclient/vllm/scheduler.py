@@ -223,6 +223,12 @@ class Scheduler:
             self._unchecked.forget(name, said_tokens=self._live[name].request.num_tokens)
             del self._live[name]
             self._offload.finish(name)
+            self._exchange.pledge()  # an idle engine makes no step that would take its pledge back
+
+    def preempted(self, names: Iterable[str]) -> None:
+        """These requests have lost their blocks in this step."""
+        for name in names:
+            self._offload.lost_blocks(name)
 
     # ---------------------------------------------------------------- steps
 
@@ -252,6 +258,7 @@ class Scheduler:
             order = self._store(item, tables_of, now_s)
             if order is not None:
                 stores.append(order)
+        self._exchange.pledge()
         if self._answers is not None:
             self._answers.scheduled(self._live[item.name].request for item in items if item.name in self._live)
         retrieves = tuple(self.untold)

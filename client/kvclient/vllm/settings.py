@@ -11,6 +11,7 @@ FOREIGN = frozenset({"engine_id", "connectors", "kv_connector_module_path"})
 """Keys that vLLM itself may add beside ours."""
 
 SELF_TEST = ("auto", "on", "off")
+AWAIT_OTHERS = ("off", "on")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,10 @@ class Settings(ConnectorSettings):
     """How long a step with other work waits for lookups, for all its requests together."""
     remote_wait_ms: int = 10_000
     """How long a prompt waits for what a remote store brings, from its first lookup on. 0: never."""
+    await_others: str = "off"
+    """on: a prompt that another engine computes now is waited for, and others may wait for what this one computes."""
+    await_wait_ms: int = 30_000
+    """How long a prompt waits for another engine, from its first lookup on."""
     store_timeout_ms: int = 30_000
     store_output: bool = True
     """Whether generated tokens are stored too, for the next turn of a conversation."""
@@ -34,6 +39,8 @@ class Settings(ConnectorSettings):
     def __post_init__(self) -> None:
         if self.self_test not in SELF_TEST:
             raise RequestError("settings", f"self_test={self.self_test!r} must be one of {SELF_TEST}")
+        if self.await_others not in AWAIT_OTHERS:
+            raise RequestError("settings", f"await_others={self.await_others!r} must be one of {AWAIT_OTHERS}")
 
 
 def parse(extra_config: Mapping[str, object]) -> Settings:

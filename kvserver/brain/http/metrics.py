@@ -263,6 +263,11 @@ class SnapshotCollector(Collector):
             "event",
             {"granted": seen.leases_granted, "released": seen.leases_released, "expired": seen.leases_expired},
         )
+        yield _counter("pledged_chunks", "Chunks that engines said they compute and store.", value=seen.chunks_pledged)
+        yield _counter(
+            "awaited_chunks", "Chunks that leases were granted on before they came.", value=seen.chunks_awaited
+        )
+        yield _counter("pledges_ended", "Pledges by how they ended.", "how", seen.pledges_ended)
         yield _histogram(
             "lookup_handle_seconds", "Time inside the brain for one lookup.", (), {(): seen.lookup_handle_seconds}
         )

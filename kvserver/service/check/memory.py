@@ -7,6 +7,7 @@ from kvserver.index.eviction import evictable
 from kvserver.index.space import ABSENT, GONE, READY, WAITING, Node, Space
 from kvserver.service.check.arc import check_arc
 from kvserver.service.check.disk import check_disk
+from kvserver.service.check.pledges import check_pledges
 from kvserver.service.check.remote import check_remote, fetches
 from kvserver.service.holdings.place_owners import SEALED, UNASSIGNED, DiskJob, Orphan, Pending
 from kvserver.service.state.core import Core
@@ -23,6 +24,7 @@ def check(core: Core) -> None:
     _check_holds(core)
     _check_tables(core)
     _check_timers(core)
+    check_pledges(core)
     if core.disk is not None:
         check_disk(core, core.disk)
     for store in core.remotes:
@@ -183,7 +185,8 @@ def _check_pins(core: Core) -> None:
         pins.update(item.node for item in core.scrub.job.items)
     for store in core.remotes:
         pins.update(job.node for job in store.jobs.values() if isinstance(job, PutJob))
-    counted = {node: node.pins for space in _spaces(core) for node in space.all_nodes() if node.pins}
+    nodes = (node for space in _spaces(core) for node in (space.root, *space.all_nodes()))
+    counted = {node: node.pins for node in nodes if node.pins}
     assert counted == dict(pins), "pins = leases + holds + retrieves + incomplete chunks + disk jobs + scrub + cuts"
     for space in core.chunks.retired - core.chunks.forgetting.keys():
         leaves = (node for node in space.all_nodes() if node.children is None and not space.is_cut(node))
@@ -192,10 +195,10 @@ def _check_pins(core: Core) -> None:
     for lease in core.leases.values():
         assert lease.tail.state == READY
         assert core.chunks.spaces.get(lease.space.digest) is lease.space, "no lease on a cleared namespace"
-        assert lease.space.nodes[lease.tail.key] is lease.tail
+        assert lease.tail in (lease.space.root, lease.space.nodes.get(lease.tail.key))
         assert not lease.space.is_cut(lease.tail), "no lease on what was cut off"
         keys = b"".join(node.key for node in lease.space.chain(lease.tail))
-        assert not lease.is_chain or keys == lease.keys
+        assert not lease.is_chain or keys == lease.keys_here
         assert len(lease.ranks_used) < lease.engine.ranks
 
 
@@ -282,6 +285,7 @@ def _check_timers(core: Core) -> None:
     sure = {timer for timer, mover in waiting.items() if mover.state != "killed"}
     sure.update(("lease", number) for number in core.leases)
     sure.update(("hold", number) for number in core.operators.holds)
+    sure.update(("pledge", number) for number in core.pledges)
     if core.disk is not None:
         sure.update(("clear", clear.number) for waits in core.disk.notes.awaited.values() for clear in waits)
     for store in core.remotes:

@@ -12,7 +12,7 @@ published after the bytes are final and withdrawn before the slot is used again.
 shell carries them out before all other effects of the same event (see effects.py).
 """
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -41,6 +41,23 @@ class DiskSide(Protocol):
     def why_not(self, space: Space, node: Node) -> str: ...
     def evict_leaf(self, tenant: int) -> bool: ...
     def drop_any(self, tenant: int) -> bool: ...
+
+
+class PledgeHolder(Protocol):
+    """Whoever pins the chunk before the next pledged one."""
+
+    @property
+    def tail(self) -> Node | None: ...
+    def moves_on(self, tail: Node) -> None: ...
+
+
+class PledgedSide(Protocol):
+    """The part of state/pledges.py that this file calls. It stands above this file."""
+
+    def __len__(self) -> int: ...
+    def servable(self, space: Space, node: Node) -> Sequence[PledgeHolder]: ...
+    def gave_up(self, space: Space, key: bytes) -> None: ...
+    def cleared(self, space: Space) -> None: ...
 
 
 ENTRIES_A_CHUNK = 4
@@ -118,7 +135,13 @@ class Chunks:
         """Slot bytes that may go without loss, because their chunks are also on disk."""
         self.disk: DiskSide | None = None
         """The chunks on disk; None without a disk."""
+        self.pledged: PledgedSide | None = None
+        """The chunks that engines have pledged to store."""
         self._counters = counters
+
+    def tell_of_pledged(self, pledged: PledgedSide) -> None:
+        """Pledges are to be told what becomes of their chunks."""
+        self.pledged = pledged
 
     def stand_above(self, disk: DiskSide) -> None:
         """There is a disk."""
@@ -164,6 +187,8 @@ class Chunks:
             if node.state != GONE:
                 self.discard(space, node, reason)
         self._counters.discarded[reason] += len(space.nodes)
+        if self.pledged:
+            self.pledged.cleared(space)
         leftovers = self.room.drop_space(space) + (self.disk.drop_space(space) if self.disk is not None else [])
         self.forgetting[space] = Forgetting(reason, leftovers)
         space.doom()
@@ -589,9 +614,19 @@ class Chunks:
             del self.pendings[node]
             self._drop_pin(node)
         for ready in space.make_ready(node):
+            if self.pledged:
+                self.pin_awaited(space, ready)
             if ready is not node:
                 self.offer(space, ready)
         self.settled(space, node)
+
+    def pin_awaited(self, space: Space, node: Node) -> None:
+        """Pins a chunk that has just become servable for those who await it: nothing can take it before."""
+        assert self.pledged is not None
+        for holder in self.pledged.servable(space, node):
+            assert holder.tail is not None
+            self.move_pin(space, holder.tail, node)
+            holder.moves_on(node)
 
     def drop_pending(self, node: Node) -> None:
         pending = self.pendings.pop(node, None)
@@ -599,6 +634,8 @@ class Chunks:
             return
         self._drop_pin(node)
         self.settled(pending.space, node)
+        if self.pledged and node.state != READY:
+            self.pledged.gave_up(pending.space, node.key)
         for part, state in pending.parts.items():
             offset = pending.slots[part]
             if state > 0:

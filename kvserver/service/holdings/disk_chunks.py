@@ -263,6 +263,8 @@ class DiskChunks:
             self._chunks.changes[node] = space, 0, 0
         self._chunks.came()
         self.held += 1
+        if self._chunks.pledged:
+            self._chunks.pin_awaited(space, node)
         return True
 
     def give_up(self, space: Space, node: Node) -> list[bool]:

@@ -65,6 +65,7 @@ def status(core: Core, now_ns: int) -> Status:
         caches=len(core.caches),
         caches_engine_driven=sum(cache.mode == "engine-driven" for cache in core.caches.values()),
         leases=len(core.leases),
+        pledges=len(core.pledges),
         pins=core.chunks.pins,
         stores=running.count("store"),
         retrieves=running.count("retrieve"),

@@ -12,7 +12,7 @@ from kvserver.service.base.effects import AnswerWithMover, PutNamespace
 from kvserver.service.holdings.accounts import Account, Accounts
 from kvserver.service.holdings.capacity import prompt_slots, slabs_for
 from kvserver.service.holdings.namespace_documents import document_of
-from kvserver.service.requests import device_check, kv_events, movers, namespaces, transfers
+from kvserver.service.requests import awaits, device_check, kv_events, movers, namespaces, transfers
 from kvserver.service.requests.lookup import check_namespace
 from kvserver.service.state.caches import Cache
 from kvserver.service.state.core import MILLISECOND_NS, Core, check_name
@@ -102,8 +102,9 @@ def begin_unmap(core: Core, cache: Cache, now_ns: int) -> None:
     core.caches.rename_free(cache)
     core.chunks.spaces[cache.digest].touch(now_ns)
     cache.become("unmapping")
+    awaits.cache_goes(core, cache)
     core.timers.cancel("map", cache.number)
-    for job in [core.jobs[number] for number in sorted(cache.jobs) if core.jobs[number].held is not None]:
+    for job in [core.jobs[number] for number in sorted(cache.jobs) if core.jobs[number].is_waiting]:
         transfers.cancel(core, job, now_ns)  # the mover was never told of it and would not wait for it
     if not movers.forget_queued(core, cache):
         core.instruct(cache.mover, UnmapCache(cache.number))

@@ -33,18 +33,20 @@ def _end_below(core: Core, space: Space, below: Below, error: DeviceError, now_n
         lookup.end(core, lease)
     for hold in [hold for hold in core.operators.holds.values() if hold.space is space and hold.tail in below]:
         holds.end(core, hold, error.message)
-    for held in [job.held for job in core.jobs.values() if job.space is space and job.tail and job.tail in below]:
-        if held is not None:
+    for job in [job for job in core.jobs.values() if job.space is space and job.tail and job.tail in below]:
+        if job.held is not None:
             assert core.disk is not None
-            core.disk.waits.fail(held.fetch, error, now_ns)
+            core.disk.waits.fail(job.held.fetch, error, now_ns)
+        elif job.awaiting is not None:
+            core.pledges.fail(job.awaiting.wait, error, now_ns)
 
 
 def _needs(lease: Lease, below: Below) -> bool:
     """Whether the lease is on what is cut off. There may be thousands, so most are asked for one key of theirs."""
-    if not lease.is_chain:
+    if not lease.is_chain or lease.tail.depth > lease.reach:
         return lease.tail in below
     depth = below.top.depth
-    return lease.keys[(depth - 1) * KEY_BYTES : depth * KEY_BYTES] == below.top.key
+    return depth <= lease.chunks and lease.keys[(depth - 1) * KEY_BYTES : depth * KEY_BYTES] == below.top.key
 
 
 def _move_pins(core: Core, space: Space, below: Below, rest: Space) -> None:

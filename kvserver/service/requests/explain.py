@@ -6,7 +6,7 @@ from kvserver.index.space import READY, Space
 from kvserver.service.requests import lookup
 from kvserver.service.requests.miss_reason import Missing, missing
 from kvserver.service.requests.remote_reason import remote_reason
-from kvserver.service.state.core import Core
+from kvserver.service.state.core import MILLISECOND_NS, Core
 from kvserver.service.telling.lookup_counts import Ending, LookupResult
 from kvserver.wire.explanation import Explanation, encode_explanations
 from kvserver.wire.messages import KEY_BYTES, Explain, Explained
@@ -37,6 +37,8 @@ def _explain(core: Core, digest: bytes, keys: bytes, now_ns: int) -> Explanation
     lacks = missing(core, digest, key, now_ns) if key else Missing("", "", 0.0, [])
     reasons = {tier.name: remote_reason(core, tier, digest, key, now_ns) for tier in core.remotes if key}
     remote, remote_s = reasons.pop("", ("", 0.0))
+    pledge = core.pledges.of(space, key) if space is not None and key else None
+    due_ns = pledge.due_ns(core.bounds.pledge_patience_ms * MILLISECOND_NS) if pledge is not None else now_ns
     return Explanation(
         namespace=digest.hex(),
         chunk_tokens=space.geometry.chunk_tokens if space is not None else 0,
@@ -50,6 +52,8 @@ def _explain(core: Core, digest: bytes, keys: bytes, now_ns: int) -> Explanation
         remote=remote,
         remote_s=remote_s,
         remotes={name: (why, rest_s) for name, (why, rest_s) in reasons.items() if why},
+        producer=pledge.session.engine.name if pledge is not None else "",
+        producer_s=(due_ns - now_ns) / 1e9,
         held_in=lacks.held_in,
     )
 

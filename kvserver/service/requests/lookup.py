@@ -20,13 +20,26 @@ from kvserver.service.state.chunk_waits import Fetch
 from kvserver.service.state.core import MILLISECOND_NS, Core
 from kvserver.service.state.disk_tier import DiskTier
 from kvserver.service.state.leases import Lease
+from kvserver.service.state.pledges import Pledge, Wait
 from kvserver.service.state.sessions import Session
 from kvserver.service.telling.lookup_counts import Ending, LookupResult
-from kvserver.wire.messages import CHUNKS_MAX, KEY_BYTES, NAMESPACE_BYTES, Found, FoundWhy, Lookup, Release, Released
+from kvserver.wire.messages import (
+    CHUNKS_MAX,
+    KEY_BYTES,
+    NAMESPACE_BYTES,
+    Await,
+    Awaited,
+    Found,
+    FoundWhy,
+    Lookup,
+    Release,
+    Released,
+)
 
 
 def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int) -> None:
-    """Answers a lookup with the longest servable prefix, and a lease on it."""
+    """Answers a lookup with the longest servable prefix, and a lease on it. The lease of an Await is also on what
+    follows and is pledged."""
     check_keys(request.keys)
     check_namespace(request.namespace)
     space = core.chunks.spaces.get(request.namespace)
@@ -34,27 +47,44 @@ def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int
     if accounts is not None and space is not None and not _may_see(accounts, session, space):
         space = None
     found = plan_lookup(core, request.namespace, space, request.keys, wanted_min=request.chunks_wanted_min)
+    pledge, awaited = None, 0
+    if core.pledges and space is not None and found.chunks == found.held and isinstance(request, Await):
+        pledge, awaited = core.pledges.following(session.engine, space, request.keys, found.held)
+        if pledge is not None and len(pledge.waits) >= core.bounds.pledge_waits_max:
+            pledge, awaited = None, 0
+        if awaited and found.chunks + awaited >= request.chunks_wanted_min:
+            found = found._replace(leased=True)
     if found.leased and len(core.leases) >= core.bounds.leases_max:
         raise ResourceError("leases", f"{len(core.leases)} leases are out, at most {core.bounds.leases_max} may be")
     core.lookup_counts.note(found)
+    producer = pledge.session.engine.name if pledge is not None and awaited and found.leased else ""
     if level := core.lines.level("lookup", now_ns):
         line = _line(core, request, found, now_ns)
-        core.log("lookup", ("engine", session.engine.name), *line, level=level)
+        more = (("awaited", awaited), ("producer", producer)) if producer else ()
+        core.log("lookup", ("engine", session.engine.name), *line, *more, level=level)
     lease = ttl_ms = 0
-    if space is not None and found.chunks:
+    if space is not None and (found.chunks or producer):
         keys = request.keys[: found.chunks * KEY_BYTES]
-        tail = space.nodes[keys[-KEY_BYTES:]]
+        tail = space.nodes[keys[-KEY_BYTES:]] if keys else space.root
         space.touch(now_ns, tail)  # also without a lease: an engine that holds the prefix itself uses it
-        if core.chunks.arc is not None:
+        if core.chunks.arc is not None and keys:
             core.chunks.arc.asked(space, tail)
         if found.leased:
-            lease = _grant(core, session, space, tail, keys=keys, away=found.away, now_ns=now_ns)
-            ttl_ms = core.bounds.lease_ttl_ms
+            keys = request.keys[: (found.chunks + awaited) * KEY_BYTES]
+            granted = _grant(core, session, space, tail, keys=keys, away=found.away, now_ns=now_ns)
+            if pledge is not None and awaited:
+                core.counters.add("chunks_awaited", awaited)
+                _await(core, granted, pledge)
+            lease, ttl_ms = granted.number, core.bounds.lease_ttl_ms
     coming = 0
-    if core.remotes:
+    if core.remotes and not producer:
         coming = pursuits.coming(core, session, found, wanted_min=request.chunks_wanted_min, now_ns=now_ns)
     untold: FoundWhy = "recovering" if found.why == "recovering" else ""
-    core.answer(peer, Found(request.id, found.chunks, lease, ttl_ms, len(found.away), untold, coming))
+    answer = request.id, found.chunks, lease, ttl_ms, len(found.away), untold, coming
+    if isinstance(request, Await):
+        core.answer(peer, Awaited(*answer, awaited if producer else 0, producer))
+    else:
+        core.answer(peer, Found(*answer))
 
 
 def plan_lookup(core: Core, namespace: bytes, space: Space | None, keys: bytes, *, wanted_min: int) -> LookupResult:
@@ -77,8 +107,8 @@ def _may_see(accounts: Accounts, session: Session, space: Space) -> bool:
 
 def _grant(
     core: Core, session: Session, space: Space, tail: Node, *, keys: bytes, away: dict[Node, int], now_ns: int
-) -> int:
-    """Grants a lease on the prefix that ends in `tail`, and begins the reads that it needs. Returns its number."""
+) -> Lease:
+    """Grants a lease on the prefix that ends in `tail`, and begins the reads that it needs."""
     lease = Lease(
         number=core.number("lease"),
         engine=session.engine,
@@ -90,6 +120,8 @@ def _grant(
     core.chunks.pin(tail)
     core.leases.grant(lease)
     core.timers.set(lease.expires_ns, "lease", lease.number)
+    if not tail.depth:
+        return lease
     pursuits.offer_used(core, space, tail)
     if core.disk is not None:
         core.disk.asked_for(tail)
@@ -97,7 +129,22 @@ def _grant(
         if away:
             fetch = Fetch(space=space, needs=dict(away), on_ready=_nothing, on_failed=lambda _, __: end(core, lease))
             lease.await_chunks(core.disk.waits.begin(fetch))
-    return lease.number
+    return lease
+
+
+def _await(core: Core, lease: Lease, pledge: Pledge) -> None:
+    """Has a lease grow with the chunks that a pledge brings."""
+    lease.awaits(
+        core.pledges.wait(
+            Wait(
+                holder=lease,
+                pledge=pledge,
+                until=lease.reach,
+                on_come=lambda _: lease.awaits_no_more(),
+                on_end=lambda _, __: lease.awaits_no_more(),
+            )
+        )
+    )
 
 
 def _nothing() -> None:
@@ -222,6 +269,9 @@ def end(core: Core, lease: Lease) -> None:
     core.timers.cancel("lease", lease.number)
     if core.disk is not None and (fetch := lease.take_fetch()) is not None:
         core.disk.waits.end(fetch)
+    if lease.wait is not None:
+        core.pledges.leave(lease.wait)
+        lease.awaits_no_more()
     core.chunks.unpin(lease.space, lease.tail)
 
 

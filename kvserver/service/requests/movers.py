@@ -9,7 +9,8 @@ import logging
 from kvserver.errors import DeviceError, RequestError, ResourceError
 from kvserver.service.base.effects import Ask, Instruct
 from kvserver.service.holdings.capacity import chunks_that_fit
-from kvserver.service.requests import kv_events, mismatches, namespaces, scrub, transfers
+from kvserver.service.requests import awaits, kv_events, mismatches, namespaces, scrub, transfers
+from kvserver.service.requests.lookup import end as end_lease
 from kvserver.service.state.caches import Cache
 from kvserver.service.state.core import MILLISECOND_NS, Core
 from kvserver.service.state.movers import Mover
@@ -177,12 +178,15 @@ def unmap_overdue(core: Core, number: int, now_ns: int) -> None:
 def forget_cache(core: Core, cache: Cache) -> None:
     """Forgets a cache that its mover no longer maps."""
     core.caches.remove(cache)
+    awaits.cache_goes(core, cache)
     core.timers.cancel("map", cache.number)
     core.timers.cancel("unmap", cache.number)
     space = core.chunks.spaces.get(cache.digest)
     if space is not None:
         space.cache_left()
         if not space.caches and not space.nodes:  # a namespace without chunks or caches fixes no shape
+            for lease in [lease for lease in core.leases.values() if lease.space is space]:
+                end_lease(core, lease)  # it awaited a prompt of which nothing has come
             core.chunks.clear(space, "cleared")
             kv_events.cleared(core, space)  # its last chunk may have gone in this event
             namespaces.left(core, space)

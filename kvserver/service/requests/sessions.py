@@ -120,6 +120,8 @@ def end(core: Core, session: Session, why: str, now_ns: int) -> None:
     if not session.engine.sessions:
         for number in sorted(session.engine.leases):
             end_lease(core, core.leases[number])
+    for number in sorted(session.pledges):
+        core.pledges.breaks(core.pledges[number], "died")
     for number in sorted(session.jobs):
         transfers.cancel(core, core.jobs[number], now_ns)
     for cache in list(session.caches.values()):

@@ -8,14 +8,15 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvserver.errors import DeviceError, RequestError, ResourceError
+from kvserver.errors import DeviceError, KvError, RequestError, ResourceError
 from kvserver.index.space import ABSENT, GONE, READY, Node
-from kvserver.service.requests import admission, lookup, mismatches, pursuits
+from kvserver.service.requests import admission, awaits, lookup, mismatches, pursuits
 from kvserver.service.state.caches import Cache
 from kvserver.service.state.chunk_waits import Fetch
 from kvserver.service.state.core import MILLISECOND_NS, Core
-from kvserver.service.state.jobs import GroupRun, Held, Job, Walk
+from kvserver.service.state.jobs import Awaiting, GroupRun, Held, Job, Walk
 from kvserver.service.state.leases import Lease
+from kvserver.service.state.pledges import Pledge, Wait
 from kvserver.service.state.sessions import Session
 from kvserver.service.telling.evicted_keys import Cause
 from kvserver.tiers.records import NO_SUM, names_hash
@@ -55,15 +56,11 @@ class Span(NamedTuple):
 def store(core: Core, session: Session, peer: int, request: Store, now_ns: int) -> None:
     """Reserves the chunks that are not held and has the mover copy them. It replies at once when there is nothing to
     copy."""
-    cache = _usable_cache(core, session, request)
-    count = lookup.check_keys(request.keys)
-    if request.first_chunk < 0 or len(request.parent) != (KEY_BYTES if request.first_chunk else 0):
-        raise RequestError(
-            "parent", f"first_chunk={request.first_chunk} with a parent of {len(request.parent)} bytes; expected "
-            f"{KEY_BYTES} bytes, or none for chunk 0"
-        )  # fmt: skip
-    spans = _store_spans(cache, request, count)
-    admission.check_store(core, cache.digest, now_ns)
+    try:
+        cache, spans = _admit_store(core, session, request, now_ns)
+    except KvError:
+        awaits.store_refused(core, session, request)
+        raise
     space = core.chunks.spaces[cache.digest]
     parent = space.find(request.parent) if request.first_chunk else space.root
     number = core.number("job")
@@ -86,11 +83,27 @@ def store(core: Core, session: Session, peer: int, request: Store, now_ns: int) 
         runs=walk.runs,
         why=walk.why,
     )
+    if walk.why:
+        awaits.not_stored(core, session, space, request.keys[len(walk.nodes) * KEY_BYTES :])
     if any(slot != ABSENT for run in job.runs for slot in run.slots):
         copies = [_copy_group(run, span) for run, span in zip(job.runs, spans, strict=True) if run.slots]
         _submit(core, job, request, copies, now_ns)
     else:
-        _answer_store(core, job, job.why, bytes_written=0, chunks_written=0, asked=count)
+        _answer_store(core, job, job.why, bytes_written=0, chunks_written=0, asked=len(request.keys) // KEY_BYTES)
+
+
+def _admit_store(core: Core, session: Session, request: Store, now_ns: int) -> tuple[Cache, list[Span]]:
+    """The cache and the blocks of a store. Raises KvError if it cannot be taken."""
+    cache = _usable_cache(core, session, request)
+    count = lookup.check_keys(request.keys)
+    if request.first_chunk < 0 or len(request.parent) != (KEY_BYTES if request.first_chunk else 0):
+        raise RequestError(
+            "parent", f"first_chunk={request.first_chunk} with a parent of {len(request.parent)} bytes; expected "
+            f"{KEY_BYTES} bytes, or none for chunk 0"
+        )  # fmt: skip
+    spans = _store_spans(cache, request, count)
+    admission.check_store(core, cache.digest, now_ns)
+    return cache, spans
 
 
 def _store_spans(cache: Cache, request: Store, count: int) -> list[Span]:
@@ -188,6 +201,7 @@ def _store_ended(core: Core, job: Job, done: Done, now_ns: int) -> None:
     else:
         for position, part in sorted(mine, reverse=True):
             core.chunks.give_up(job.walk[position], part, job.number, reason)
+        awaits.not_stored(core, job.session, job.space, b"".join([node.key for node in job.walk]))
     core.chunks.job_ended(job.number)
     if core.remotes and kept and job.walk:
         pursuits.offer_stored(core, job.space, job.walk[-1], completed, now_ns)
@@ -258,14 +272,19 @@ def retrieve(core: Core, session: Session, peer: int, request: Retrieve, now_ns:
         )
     spans = _spans(cache, request.groups)
     for span in spans:
-        if span.last > lease.chunks:
+        if span.last > lease.reach:
             raise RequestError(
                 "beyond-lease",
                 f"group {span.group}: blocks up to {span.last_block} reach chunk {span.last - 1}; "
-                f"the lease is on {lease.chunks} chunks",
+                f"the lease is on {lease.reach} chunks",
             )
+    until = max(span.last for span in spans)
+    if until > lease.chunks and lease.wait is None:
+        raise awaits.not_coming(f"the lease is on {lease.chunks} chunks, and no more come")
+    if until > lease.chunks and lease.wait is not None:
+        awaits.check_room(core, lease.wait.pledge)
     chain = _leased_chain(lease)
-    needs = _needs(chain, spans)
+    needs = _needs(chain, spans) if until <= lease.chunks else {}
     if needs and (core.disk is None or not core.disk.readable):
         raise DeviceError("disk-away", "some of it is on disk, which cannot be read now")
     job = Job(
@@ -282,18 +301,56 @@ def retrieve(core: Core, session: Session, peer: int, request: Retrieve, now_ns:
     core.counters.add("retrieves")
     core.chunks.pin(lease.tail)
     _register(core, job, request.deadline_ms, now_ns)
-    if needs:
-        assert core.disk is not None
-        fetch = Fetch(
-            space=job.space,
-            needs=needs,
-            on_ready=lambda: release_held(core, job),
-            on_failed=lambda error, now_ns: give_up_held(core, job, error, now_ns),
-        )
-        job.hold(Held(request, core.disk.waits.begin(fetch)))
+    if until > lease.chunks:
+        assert lease.wait is not None
+        _await(core, job, request, lease.wait.pledge, until)
+    elif needs:
+        _hold(core, job, request, needs)
     else:
         _order_retrieve(core, job, chain, request, spans)
     lookup.use(core, session, lease, now_ns, more=request.more)  # last: reads that the lease wants too keep their turn
+
+
+def _hold(core: Core, job: Job, request: Retrieve, needs: dict[Node, int]) -> None:
+    """Has the chunks of a retrieve read that are on disk alone."""
+    assert core.disk is not None
+    fetch = Fetch(
+        space=job.space,
+        needs=needs,
+        on_ready=lambda: release_held(core, job),
+        on_failed=lambda error, now_ns: give_up_waiting(core, job, error, now_ns),
+    )
+    job.hold(Held(request, core.disk.waits.begin(fetch)))
+
+
+def _await(core: Core, job: Job, request: Retrieve, pledge: Pledge, until: int) -> None:
+    """Has a retrieve wait until the engine that has pledged its chunks has stored them, up to that depth."""
+    wait = Wait(
+        holder=job,
+        pledge=pledge,
+        until=until,
+        on_come=lambda now_ns: _came(core, job, now_ns),
+        on_end=lambda error, now_ns: give_up_waiting(core, job, error, now_ns),
+    )
+    job.awaits(Awaiting(request, core.pledges.wait(wait)))
+
+
+def _came(core: Core, job: Job, now_ns: int) -> None:
+    """Orders a retrieve whose last chunk was stored. Some may have left for the disk since."""
+    if job.awaiting is None:
+        return  # it ended in the same event
+    assert job.tail is not None
+    request = job.awaiting.request
+    chain, spans = job.space.chain(job.tail), _spans(job.cache, request.groups)
+    needs = _needs(chain, spans)
+    if needs and (core.disk is None or not core.disk.readable):
+        give_up_waiting(core, job, DeviceError("disk-away", "some of it is on disk, which cannot be read now"), now_ns)
+        return
+    job.take_awaiting()
+    if needs:
+        _hold(core, job, request, needs)
+    else:
+        _order_retrieve(core, job, chain, request, spans)
 
 
 def _needs(chain: list[Node], spans: list[Span]) -> dict[Node, int]:
@@ -340,11 +397,19 @@ def wait_again(core: Core, job: Job) -> None:
     core.disk.waits.wait_for(job.held.fetch, needs)
 
 
-def give_up_held(core: Core, job: Job, error: DeviceError, now_ns: int) -> None:
+def give_up_waiting(core: Core, job: Job, error: DeviceError, now_ns: int) -> None:
     """Ends a retrieve that its mover was never told of. The client finds its job word LIVE and gives it up."""
-    assert core.disk is not None
-    core.disk.waits.end(job.take_held().fetch)
+    _leave(core, job)
     ended(core, job, failed(job, error.code, error.message), now_ns)
+
+
+def _leave(core: Core, job: Job) -> None:
+    """A retrieve waits for nothing any more."""
+    if job.held is not None:
+        assert core.disk is not None
+        core.disk.waits.end(job.take_held().fetch)
+    if job.awaiting is not None:
+        core.pledges.leave(job.take_awaiting().wait)
 
 
 def failed(job: Job, code: str, message: str) -> Done:
@@ -356,7 +421,7 @@ def _leased_chain(lease: Lease) -> list[Node]:
     """The leased nodes, head first. Raises RequestError for keys that never were a chain: bisection probed only some of
     them."""
     chain = lease.space.chain(lease.tail)
-    if b"".join([node.key for node in chain]) != lease.keys:
+    if b"".join([node.key for node in chain]) != lease.keys_here:
         raise RequestError("keys-chain", f"the keys of lease {lease.number} are not one chain: their parents differ")
     lease.compared()
     return chain
@@ -421,9 +486,7 @@ def ended(core: Core, job: Job, done: Done, now_ns: int) -> None:
     core.timers.cancel("job", job.number)
     if job.cache.state == "unmapping" and not job.cache.jobs:
         await_unmapped(core, job.cache, now_ns)
-    if job.held is not None:
-        assert core.disk is not None
-        core.disk.waits.end(job.take_held().fetch)
+    _leave(core, job)
     core.counters.jobs[done.status] += 1
     # The mover knows only its own half of engine-driven copies, and calls it direct. The client's half decides the
     # speed.
@@ -460,7 +523,10 @@ def overdue(core: Core, number: int, now_ns: int) -> Job | None:
     """Cancels a job whose time is over. Returns it if it was cancelled before and still has not ended."""
     job = core.jobs[number]
     if job.held is not None:
-        give_up_held(core, job, DeviceError("disk-late", "its chunks did not come from disk in time"), now_ns)
+        give_up_waiting(core, job, DeviceError("disk-late", "its chunks did not come from disk in time"), now_ns)
+        return None
+    if job.awaiting is not None:
+        give_up_waiting(core, job, awaits.not_coming("not before the retrieve's deadline"), now_ns)
         return None
     if job.state == "cancelled":
         return job
@@ -470,8 +536,8 @@ def overdue(core: Core, number: int, now_ns: int) -> Job | None:
 
 def cancel(core: Core, job: Job, now_ns: int) -> None:
     """Cancels a job whose client is gone or lets its cache go."""
-    if job.held is not None:
-        give_up_held(core, job, DeviceError("abandoned", "its cache or session was closed"), now_ns)
+    if job.is_waiting:
+        give_up_waiting(core, job, DeviceError("abandoned", "its cache or session was closed"), now_ns)
     elif job.state != "cancelled":
         _cancel(core, job, now_ns)
 

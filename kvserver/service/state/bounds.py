@@ -35,6 +35,17 @@ class Bounds:
     lease_ttl_ms: int
     lease_extended_ms: int
     """How long a lease lives after its first retrieve, so that the other ranks can use it."""
+    pledges_max: int = 256
+    """Pledges of one session."""
+    pledges_total_max: int = 4096
+    pledged_percent_max: int = 25
+    """Share of the arena that pledged chunks may fill, so that those who await them leave room for stores."""
+    pledge_waits_max: int = 256
+    """Leases and retrieves that await one pledge. Each chunk that comes moves the pins of all of them."""
+    pledge_ttl_ms: int
+    """How long a pledge lives at most, whatever its engine asked for."""
+    pledge_patience_ms: int
+    """A pledge ends when no chunk of it has come for so long."""
     reserve_ttl_ms: int
     """A chunk that still lacks shards after this time is discarded."""
     attach_ttl_ms: int

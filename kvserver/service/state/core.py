@@ -17,6 +17,7 @@ from kvserver.service.state.leases import Leases
 from kvserver.service.state.movers import Mover, Movers
 from kvserver.service.state.operator_state import OperatorState
 from kvserver.service.state.outbox import Outbox
+from kvserver.service.state.pledges import Pledges
 from kvserver.service.state.remote_tier import RemoteTier
 from kvserver.service.state.scrub import Scrub
 from kvserver.service.state.sessions import Session, Sessions
@@ -71,6 +72,8 @@ class Core(Outbox):
         self.caches = Caches()
         self.movers = Movers()
         self.leases = Leases()
+        self.pledges = Pledges()
+        self.chunks.tell_of_pledged(self.pledges)
         self.jobs = Jobs()
         self.loads = LoadRate()
         self.scrub = Scrub(started_ns)
@@ -80,9 +83,11 @@ class Core(Outbox):
         self.arena_problem = self.arena_placement = ""
         first_lease = int.from_bytes(random_bytes(6), "big") << 8  # no lease of an earlier brain names one of ours
         self._last = {"session": 0, "cache": 0, "mover": 0, "lease": first_lease, "job": 0, "disk": 0, "hold": 0}
-        self._last["scrub"] = 0
+        self._last["scrub"] = self._last["pledge"] = 0
 
-    def number(self, kind: Literal["session", "cache", "mover", "lease", "job", "disk", "hold", "scrub"]) -> int:
+    def number(
+        self, kind: Literal["session", "cache", "mover", "lease", "job", "disk", "hold", "scrub", "pledge"]
+    ) -> int:
         """A number that this brain gives only once; never 0."""
         self._last[kind] += 1
         return self._last[kind]

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 from kvserver.index.space import Node, Space
 from kvserver.service.state.caches import Cache
 from kvserver.service.state.chunk_waits import Fetch
+from kvserver.service.state.pledges import Wait
 from kvserver.service.state.sessions import Session
 from kvserver.service.state.table import Table
 from kvserver.service.state.transitions import JOB, JobState, moved
@@ -36,6 +37,13 @@ class Held(NamedTuple):
     fetch: Fetch
 
 
+class Awaiting(NamedTuple):
+    """A retrieve that waits for its chunks to be computed and stored."""
+
+    request: Retrieve
+    wait: Wait
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Job:
     """A store or retrieve in flight on a mover."""
@@ -57,10 +65,17 @@ class Job:
     state: JobState = "begun"
     held: Held | None = None
     """Retrieve in state held: what it waits for."""
+    awaiting: Awaiting | None = None
+    """Retrieve in state awaiting: the same."""
     chain: list[Node] = field(default_factory=list)
     """Retrieve: the chunks of the prefix when the mover was told of it. Some may have been cut off since."""
     copied: list[tuple[int, int, int]] = field(default_factory=list)
     """Retrieve: (group, first, last) of the chunks [first, last) of the prefix that the mover copies, in its order."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """It is a retrieve of which the mover was not told yet."""
+        return self.held is not None or self.awaiting is not None
 
     def become(self, state: JobState) -> None:
         self.state = moved(JOB, self.state, state)
@@ -69,6 +84,20 @@ class Job:
         """The mover is not told of it before its chunks are in DRAM."""
         self.become("held")
         self.held = held
+
+    def awaits(self, awaiting: Awaiting) -> None:
+        """Nothing is asked of the mover or of a disk before its chunks were stored."""
+        self.become("awaiting")
+        self.awaiting = awaiting
+
+    def take_awaiting(self) -> Awaiting:
+        assert self.awaiting is not None
+        awaiting, self.awaiting = self.awaiting, None
+        return awaiting
+
+    def moves_on(self, tail: Node) -> None:
+        """The next chunk that it awaits has come."""
+        self.tail = tail
 
     def copies(self, chain: list[Node], chunks: list[tuple[int, int, int]]) -> None:
         """The mover copies these (see `copied`) of the chain."""

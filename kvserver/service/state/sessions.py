@@ -38,6 +38,7 @@ class Session:
     offered: set[int] = field(default_factory=set)
     caches: dict[str, "Cache"] = field(default_factory=dict)
     jobs: set[int] = field(default_factory=set)
+    pledges: set[int] = field(default_factory=set)
     ended: bool = False
 
     def attach(self, peer: int) -> None:

@@ -23,8 +23,12 @@ CACHE: AbstractSet[tuple[CacheState, CacheState]] = {
     ("mapped", "unmapping"),
 }
 
-JobState = Literal["begun", "held", "ordered", "cancelled", "ended"]
+JobState = Literal["begun", "awaiting", "held", "ordered", "cancelled", "ended"]
 JOB: AbstractSet[tuple[JobState, JobState]] = {
+    ("begun", "awaiting"),  # a retrieve: some of its chunks are still to be stored
+    ("awaiting", "held"),
+    ("awaiting", "ordered"),
+    ("awaiting", "ended"),  # they do not come
     ("begun", "held"),  # a retrieve: some of its chunks are still to be read
     ("begun", "ordered"),
     ("held", "ordered"),

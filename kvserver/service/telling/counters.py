@@ -20,6 +20,7 @@ DISCARD_REASONS = ("died", "failed", "abandoned", "deadline", "cleared")
 ERROR_FAMILIES = ("request", "resource", "device")
 DISK_FAULTS = (*get_args(Fault), "lost")
 DRAIN_ENDS = ("moved", "kept", "given-up")
+PLEDGE_ENDS = ("stored", "withdrawn", "died", "late", "not-stored", "cleared")
 JOB_ENDS = ("done", "abandoned", "failed", "invalid")
 JOB_KINDS = ("store", "retrieve")
 DIRECTIONS = (*JOB_KINDS, "demote", "promote")
@@ -56,6 +57,8 @@ Count = (
     | Literal[
         "bytes_retrieved",
         "bytes_stored",
+        "chunks_awaited",
+        "chunks_pledged",
         "chunks_stored",
         "disk_damaged",
         "disk_evictions",
@@ -141,6 +144,8 @@ class Counters:
     __slots__ = (
         "bytes_retrieved",
         "bytes_stored",
+        "chunks_awaited",
+        "chunks_pledged",
         "chunks_stored",
         "digest_mismatches",
         "discarded",
@@ -175,6 +180,7 @@ class Counters:
         "mode_bytes",
         "mode_ns",
         "mover_restarts",
+        "pledges_ended",
         "remote_dropped",
         "remote_existed",
         "remote_failures",
@@ -225,6 +231,12 @@ class Counters:
         """Stores answered with fewer chunks than asked, by reason (messages.Stored.why)."""
         self.chunks_stored = 0
         """Groups of chunks that became complete (all shards sealed). A chunk of a hybrid model has several groups."""
+        self.chunks_pledged = 0
+        """Chunks that engines have pledged to compute and store."""
+        self.chunks_awaited = 0
+        """Chunks that leases of an Await were granted on before they were stored."""
+        self.pledges_ended = dict.fromkeys(PLEDGE_ENDS, 0)
+        """Pledges by how they ended (state/pledges.py)."""
         self.bytes_stored = 0
         """Bytes that movers copied into the arena and that were sealed."""
         self.retrieves = 0

@@ -11,6 +11,7 @@ from unittest import mock
 
 from kvclient.offload.decide import Offload
 from kvclient.offload.lookups import Lookups
+from kvclient.offload.pledging import Pledging
 from kvclient.vllm import connector as vllm
 from kvclient.vllm.keys import Keyer
 from kvclient.vllm.other_connectors import UncheckedLoads
@@ -73,6 +74,10 @@ BUGS = (
         lambda offload, request, tokens, now_s: _computed(offload, request, tokens + 1, now_s),
     ),
     Bug("P1", "keys stay the same behind a reset", Keyer, "reset", lambda keyer: None),
+    Bug("P2", "a pledge that nobody keeps stays", Pledging, "stops", lambda pledging, it: None),
+    Bug(
+        "P2", "another engine is waited for without end", Lookups, "is_in_time", lambda lookups, it, answer, now_s: True
+    ),
     Bug("P5", "leases are not given back", Lookups, "release", lambda lookups, lease: None),
     Bug(
         "P2",

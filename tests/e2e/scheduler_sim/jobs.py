@@ -126,17 +126,17 @@ class Jobs:
             return 0, "connection-lost"
         parent = job.parent
         for index, key in enumerate(job.keys):
-            if index == stop:
-                return index, "full"
-            if parent and parent not in self._server.chunks:
-                return index, "parent-absent"
-            parts = self._server.chunks.setdefault(key, {})
+            if index == stop or (parent and parent not in self._server.chunks):
+                self._server.not_stored(job.keys[index:])
+                return index, "full" if index == stop else "parent-absent"
+            parts: dict[tuple[int, int], list[list[bytes]]] = {}
             for item in job.blocks:
                 begin = (job.first_chunk + index) * self._chunk_blocks - item.first_block
                 if begin >= 0:  # the first chunks of a window are left out
                     blocks = item.block_ids[begin : begin + self._chunk_blocks]
                     held = self._read(job.rank, item.group, key, job.first_chunk + index, blocks)
-                    parts.setdefault((item.group, job.rank), held)
+                    parts[item.group, job.rank] = held
+            self._server.holds(key, parts)
             parent = key
         return len(job.keys), ""
 
@@ -180,3 +180,15 @@ class Jobs:
     def _require_held(self, block: int, what: str) -> None:
         is_held = block != NULL_BLOCK and self.pool.blocks[block].ref_cnt > 0
         require(is_held, f"{what} block {block}, which nobody holds")
+
+
+def computed(meanings: Meanings, options: Options, key: bytes) -> dict[tuple[int, int], list[list[bytes]]]:
+    """The chunk of this key as any engine computes it: (group, rank) -> contents of its blocks."""
+    weights, tokens = meanings.of(key)
+    begin = len(tokens) - options.chunk_tokens
+    found = {}
+    for group in range(len(options.groups)):
+        slots = [kv(weights, group, tokens[: position + 1]) for position in range(begin, len(tokens))]
+        blocks = [slots[at : at + BLOCK_TOKENS] for at in range(0, len(slots), BLOCK_TOKENS)]
+        found.update({(group, rank): blocks for rank in range(options.ranks)})
+    return found

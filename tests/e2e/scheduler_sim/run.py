@@ -1,6 +1,7 @@
 """Runs one seed: the events of a world, and then its end."""
 
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -8,7 +9,7 @@ from tests.rigs.seeds import Outcome, failure
 
 from .content import Meanings, Slots
 from .engine import Engine, stand_ins
-from .jobs import Jobs, RankClient
+from .jobs import Jobs, RankClient, computed
 from .server import Clock, SchedulerClient, Server
 from .shapes import draw_day, draw_options
 from .world import Outside, World
@@ -24,7 +25,7 @@ def run_seed(seed: int, events: int, model: Path, *, beside: bool = False) -> Ou
     options = draw_options(rng, beside=beside)
     day = draw_day(rng, options, beside=beside)
     clock, slots, meanings = Clock(), Slots(options.ranks, options.blocks), Meanings()
-    server = Server(options, rng, clock)
+    server = Server(options, rng, clock, partial(computed, meanings, options))
     jobs = Jobs(options, day, rng=rng, server=server, slots=slots, meanings=meanings)
     asking = SchedulerClient(server, rng, clock)
     clients: dict[int, object] = {-1: asking} | {rank: RankClient(rank, jobs) for rank in range(options.ranks)}

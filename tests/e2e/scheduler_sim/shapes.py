@@ -46,6 +46,8 @@ class Options:
     """Position of another connector: before ours, after it ("behind"), or none ("")."""
     stages: int
     """Pipeline stages, each with its own ranks."""
+    await_wait_ms: int = 0
+    """How long a prompt waits for another engine that computes it; 0: the option is off."""
     contexts: int = 1
     """Ranks over which vLLM deals out the tokens of a block. Here each of them holds them all."""
 
@@ -109,6 +111,8 @@ def draw_options(rng: Random, *, beside: bool) -> Options:
         beside=rng.choice(places[:3] if beside else places),
         stages=rng.choice((1, 1, 2, 3)),
     )
+    if groups == (FULL,) and not beside and rng.random() < 0.4:
+        options = replace(options, await_wait_ms=rng.choice((20, 400, 4000)))
     may_deal_out = groups == (FULL,) and options.tensor_ranks == CONTEXTS
     return replace(options, contexts=CONTEXTS) if may_deal_out and rng.random() < 0.5 else options
 

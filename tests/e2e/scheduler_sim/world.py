@@ -39,6 +39,8 @@ MUST_BE_EMPTY = attrgetter(
     "_offload._requests",
     "_offload._unasked",
     "_offload._ahead",
+    "_offload._pledging._new",
+    "_offload._pledging._over",
     "_offload._retrieves._jobs",
     "_offload._stores._jobs",
     "_offload._lookups._in_flight",
@@ -106,6 +108,8 @@ class World:
             self._reset()
         if rng.random() < day.evict:
             server.evict()
+        if rng.random() < 0.3:
+            server.others_go_on()
         if rng.random() < day.forget:
             self._scheduler.reset_prefix_cache()
         if rng.random() < day.restart:
@@ -132,7 +136,7 @@ class World:
         else:
             require(False, f"not at an end: {[(name, asked.request.status) for name, asked in self._live.items()]}")
         self._require_nothing_left()
-        self.counts += self._outside.jobs.counts
+        self.counts += self._outside.jobs.counts + self._outside.server.counts
 
     # ---------------------------------------------------------------- users
 
@@ -311,6 +315,7 @@ class World:
         server.expire()
         # An unread answer may have brought a lease.
         require(not server.leases or len(self._outside.client) > 0, f"leases {list(server.leases)} are left")
+        require(not server.pledged, f"pledges of {list(server.pledged)} are neither kept nor taken back")
         require(not any(MUST_BE_EMPTY(engine.half)), f"left: {MUST_BE_EMPTY(engine.half)}")
         require(not engine.guarded._promised, f"promises {engine.guarded._promised} are left")
         self._require_counts()

@@ -9,13 +9,16 @@ from kvserver.service.base.events import ArenaGrew, MoverGone
 from kvserver.service.state import clear_notes
 from kvserver.wire.messages import (
     KEY_BYTES,
+    Await,
     Clear,
     Cleared,
     Drain,
     Error,
     GroupBlocks,
     GroupSpec,
+    Pledge,
     RegionRun,
+    Retrieved,
     Unregister,
     Unregistered,
 )
@@ -55,6 +58,24 @@ def begin_anew(rig: DiskRig) -> None:
     rig.service = rig.new_service()
     rig.copies.clear()
     rig.handle(ArenaGrew(rig.bounds.arena_bytes // SLAB_BYTES, ""))
+
+
+def test_a_pledged_chunk_that_is_found_on_disk_has_come() -> None:
+    rig = DiskRig()
+    _, keys = cold_prompt(rig)
+    begin_anew(rig)
+    producer = Client(rig, engine="producer", epoch=11).register()
+    other = Client(rig, engine="other", epoch=12).register()
+    assert producer.ask(Pledge(rig.number(), NAMESPACE, keys, 60_000)).chunks == CHUNKS
+    found = other.ask(Await(rig.number(), NAMESPACE, keys, 1))
+    assert (found.chunks, found.awaited) == (0, CHUNKS)
+    wait = other.retrieving(found.lease, GroupBlocks(0, 0, ids(*range(3 * CHUNKS))))
+    assert other.ask(wait) is None
+    rig.wait_ms(100)
+    assert isinstance(rig.answers[other.peer, wait.id], Retrieved)
+    assert rig.core.counters.pledges_ended["stored"] == 1
+    assert rig.core.chunks.pins == 0
+    assert other.lookup(keys).chunks == CHUNKS
 
 
 def test_ranks_that_come_after_the_disk_was_read_find_what_all_stored() -> None:

@@ -9,7 +9,7 @@ from kvserver.brain.http.metrics import render
 from kvserver.service.base.events import ArenaGrew, MoverGone
 from kvserver.service.service import Service
 from kvserver.service.telling.counters import LOOKUP_ENDS, LOOKUP_RESULTS, MODELS_MAX, OTHER_MODELS
-from kvserver.wire.messages import KEY_BYTES, Clear, Drain, Error, Found, GroupBlocks, Lookup
+from kvserver.wire.messages import KEY_BYTES, Await, Clear, Drain, Error, Found, GroupBlocks, Lookup, Pledge
 from kvserver.wire.orders import DeviceIs, Listed, Order, Recover
 from tests.rigs.bad_scene import change
 from tests.rigs.brain_rig import CHUNK_TOKENS, FULL, NAMESPACE, SLAB_BYTES, STATE, WINDOW, Client, Rig, chain, ids
@@ -328,6 +328,16 @@ def family(sample: str) -> str:
     return re.sub(r"(_bucket|_sum|_count)?(\{.*)?$", "", sample)
 
 
+def a_prompt_is_awaited() -> Watched:
+    rig = Rig()
+    producer, other = (Client(rig, engine=name).register() for name in ("producer", "other"))
+    watched = Watched(rig)
+    producer.ask(Pledge(rig.number(), NAMESPACE, chain(1, CHUNKS), 1_000))
+    assert other.ask(Await(rig.number(), NAMESPACE, chain(1, CHUNKS), 1)).awaited == CHUNKS
+    producer.store(chain(1, CHUNKS))
+    return watched
+
+
 def test_every_metric_moves_with_real_traffic() -> None:
     """The simulator checks that each counter moves, and test_metrics that each reaches a sample."""
     traffic = Traffic(6)
@@ -343,6 +353,7 @@ def test_every_metric_moves_with_real_traffic() -> None:
         a_mover_dies_and_a_lease_runs_out,
         a_client_copies_itself,
         what_was_evicted_comes_back,
+        a_prompt_is_awaited,
     ):
         watched.append(scene())
         watched[-1].look()

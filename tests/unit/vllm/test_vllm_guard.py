@@ -104,7 +104,14 @@ class Engine:
     def __init__(self) -> None:
         self.server, self.pool = Server(), Pool()
         self.server.is_slow = True  # until the scheduler waits for it
-        options = Options(chunk_tokens=CHUNK, groups=(Group(BLOCK),), ranks=RANKS, engine_steps_back=True, null_block=0)
+        options = Options(
+            chunk_tokens=CHUNK,
+            groups=(Group(BLOCK),),
+            ranks=RANKS,
+            engine_steps_back=True,
+            null_block=0,
+            await_wait_s=5.0,
+        )
         self.keyer = Keyer(chunk_tokens=CHUNK, hash_block_tokens=0)
         self.inner = Scheduler(self.server, options, self.keyer, store_output=True)  # type: ignore[arg-type]
         self.scheduler = GuardedScheduler(self.inner, options.groups, release="0.99.1")
@@ -144,6 +151,8 @@ class Engine:
             if tokens:
                 assert self.scheduler.disk_tokens(asked.request_id) == 0
                 self.waiting[asked.request_id] = set(range(RANKS))
+        self.step({"new 100": CHUNK})
+        self.scheduler.preempted(["new 100"])
         self.step({asked.request_id: 41 for asked in requests if asked.request_id not in self.waiting})
         for _ in range(4):
             self.step({})
@@ -199,6 +208,7 @@ PLACES: dict[str, Callable[[Engine], tuple[Any, str]]] = {
             "step",
             "collect",
             "ended",
+            "preempted",
             "finished",
             "busy",
             "reset",
@@ -218,7 +228,7 @@ PLACES: dict[str, Callable[[Engine], tuple[Any, str]]] = {
     "client.store": lambda engine: (engine.clients[1], "store"),
     **{
         f"server.{name}": lambda engine, name=name: (engine.server, name)  # type: ignore[misc]
-        for name in ("ask", "take", "wait", "release")
+        for name in ("ask", "take", "wait", "release", "pledge", "unpledge")
     },
     "keys": lambda engine: (engine.keyer, "begin"),
     "pool.touch": lambda engine: (engine.pool, "touch"),
@@ -230,7 +240,7 @@ def test_without_a_bug_the_prompt_is_retrieved_and_the_other_stored() -> None:
     engine.run()
     assert all(set(TABLE[1:9]) <= client.written for client in engine.clients)
     counts = engine.scheduler.take_counts()
-    assert (counts["retrieves"], counts["stores"], counts.get("bugs", 0)) == (1, 2, 0)
+    assert (counts["retrieves"], counts["stores"], counts.get("bugs", 0)) == (1, 3, 0)
     assert not engine.scheduler._promised, "a request that is no more leaves nothing behind"
 
 

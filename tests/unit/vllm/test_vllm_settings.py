@@ -29,6 +29,9 @@ def test_a_socket_is_enough() -> None:
         ({"socket": "/s", "remote_wait_ms": 2.5}, "remote_wait_ms=2.5 must be of type int"),
         ({"socket": "/s", "remote_wait_ms": True}, "remote_wait_ms"),
         ({"socket": "/s", "store_output": 1}, "store_output"),
+        ({"socket": "/s", "await_others": "auto"}, "await_others='auto' must be one of"),
+        ({"socket": "/s", "await_others": True}, "await_others"),
+        ({"socket": "/s", "await_wait_ms": -1}, "await_wait_ms=-1 must not be negative"),
         ({"socket": "/s", "self_test": "yes"}, "self_test='yes' must be one of"),
     ],
 )

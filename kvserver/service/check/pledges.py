@@ -1,0 +1,49 @@
+"""Invariants of pledges and of those who await them."""
+
+from collections import Counter
+
+from kvserver.index.space import READY
+from kvserver.service.state.core import MILLISECOND_NS, Core
+from kvserver.service.state.pledges import Wait
+from kvserver.wire.messages import KEY_BYTES
+
+
+def check_pledges(core: Core) -> None:
+    """Pledges, their keys, their sessions and their waits refer to each other, and each has its time."""
+    pledges, deadlines = core.pledges, core.timers.deadlines()
+    patience_ns = core.bounds.pledge_patience_ms * MILLISECOND_NS
+    assert not pledges.has_news, "who waits was told"
+    keys: Counter[tuple[bytes, bytes]] = Counter()
+    waits: list[Wait] = []
+    for number, pledge in pledges.items():
+        assert pledge.number == number
+        assert core.sessions[pledge.session.number] is pledge.session, "no pledge outlives its session"
+        assert number in pledge.session.pledges
+        assert core.chunks.spaces.get(pledge.space.digest) is pledge.space, "no pledge on a cleared namespace"
+        assert deadlines["pledge", number] == pledge.due_ns(patience_ns), "no pledge lives without a bound"
+        assert pledge.to_come, "a pledge ends with its last chunk"
+        left = pledge.to_come
+        keys.update((pledge.space.digest, left[at : at + KEY_BYTES]) for at in range(0, len(left), KEY_BYTES))
+        waits += pledge.waits
+        assert len(pledge.waits) <= core.bounds.pledge_waits_max
+        for wait in pledge.waits:
+            assert wait.pledge is pledge
+            assert wait.holder.tail is not None
+            assert wait.holder.tail.state == READY
+            assert wait.holder.tail.key == pledge.after, "who waits pins the chunk before the next one"
+            assert wait.holder.tail.depth < wait.until <= wait.holder.tail.depth + len(left) // KEY_BYTES
+    assert keys == Counter(dict.fromkeys(pledges.by_key, 1)), "a chunk is pledged once, until it comes"
+    assert pledges.slot_bytes == sum(pledge.slot_bytes for pledge in pledges.values())
+    assert pledges.slot_bytes <= core.bounds.arena_bytes * core.bounds.pledged_percent_max // 100
+    assert len(pledges) <= core.bounds.pledges_total_max
+    assert all(len(session.pledges) <= core.bounds.pledges_max for session in core.sessions.values())
+    assert sum(len(session.pledges) for session in core.sessions.values()) == len(pledges)
+    known = [lease.wait for lease in core.leases.values() if lease.wait is not None]
+    known += [job.awaiting.wait for job in core.jobs.values() if job.awaiting is not None]
+    assert Counter(map(id, known)) == Counter(map(id, waits)), "each wait has somebody who waits"
+    for lease in core.leases.values():
+        assert lease.chunks <= lease.reach, "a lease pins nothing that it is not on"
+        assert lease.wait is None or lease.wait.pledge.session.engine is not lease.engine, "nobody awaits itself"
+    for job in core.jobs.values():
+        assert (job.state == "awaiting") == (job.awaiting is not None)
+        assert job.state != "awaiting" or ("job", job.number) in deadlines, "no retrieve waits without a bound"

@@ -1,0 +1,233 @@
+"""Chunks that engines compute now and have pledged to store, and who awaits them.
+
+A pledge is on chunks that follow a held prefix, so they come in their order. Whoever awaits some of them pins the last
+chunk that has come. The pin moves on in the step in which the next chunk becomes servable (Chunks tells this table), so
+nothing can take a chunk in between. All else happens at the end of the event (requests/awaits.py).
+
+Rule: a chunk is pledged by one session at a time. A pledge begins behind a servable chunk, never behind a pledged one.
+So whoever pledges chunks awaits nothing that lies before them, and no two engines await each other.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from kvserver.errors import DeviceError
+from kvserver.index.space import Node, Space
+from kvserver.service.holdings.chunks import PledgeHolder
+from kvserver.service.state.sessions import Engine, Session
+from kvserver.service.state.table import Table
+from kvserver.wire.messages import KEY_BYTES
+
+DISTRUSTED_MAX = 4096
+"""Broken words that are remembered."""
+
+PledgeEnd = Literal["stored", "withdrawn", "died", "late", "not-stored", "cleared"]
+"""How a pledge ends. stored: all of it came. late: its time is over, or it made no progress. not-stored: a store of it
+was refused, cut short or failed. cleared: its chunks, or those before, are served no more."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Wait:
+    """Somebody awaits pledged chunks.
+
+    Its functions refer to whoever waits. So that one gives the wait away at the end: the brain never collects cycles
+    that have lived for a second (Shell._tick)."""
+
+    holder: PledgeHolder
+    pledge: "Pledge"
+    until: int
+    """The depth of the last chunk that it awaits."""
+    on_come: Callable[[int], None]
+    """(now_ns): that chunk has come. The wait is over."""
+    on_end: Callable[[DeviceError, int], None]
+    """(error, now_ns): it will not come. The wait is over."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Pledge:
+    """A session's word that its engine computes these chunks now, and will store them."""
+
+    number: int
+    session: Session
+    space: Space
+    after: bytes
+    """Key of the chunk before the first that is still to come; empty at the beginning of a prompt."""
+    keys: bytes
+    """The packed keys of all its chunks."""
+    slot_bytes: int
+    """Slot bytes of all its chunks."""
+    expires_ns: int
+    moved_ns: int
+    """When it was made, or a chunk of it came last."""
+    came: int = 0
+    """Chunks of it that have come."""
+    waits: dict[Wait, None] = field(default_factory=dict)
+
+    @property
+    def chunks(self) -> int:
+        return len(self.keys) // KEY_BYTES
+
+    @property
+    def to_come(self) -> bytes:
+        """The packed keys of the chunks that are still to come."""
+        return self.keys[self.came * KEY_BYTES :]
+
+    def due_ns(self, patience_ns: int) -> int:
+        """When it ends unless a chunk of it comes before."""
+        return min(self.expires_ns, self.moved_ns + patience_ns)
+
+    def advance(self, key: bytes) -> None:
+        """The next chunk has come."""
+        self.came += 1
+        self.after = key
+
+    def moved(self, now_ns: int) -> None:
+        self.moved_ns = now_ns
+
+
+class News(NamedTuple):
+    """The news of pledges in one event."""
+
+    advanced: dict[Pledge, None]
+    """Pledges of which chunks have come."""
+    come: dict[Wait, None]
+    """Waits whose last chunk has come."""
+    broken: dict[Pledge, PledgeEnd]
+    """Pledges whose next chunks will not come."""
+
+
+class Pledges(Table[Pledge]):
+    """All pledges: here, at their session, and by each key that is still to come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_key: dict[tuple[bytes, bytes], Pledge] = {}
+        """(namespace, key) of each chunk that is still to come. Empty: nobody has pledged anything."""
+        self.slot_bytes = 0
+        """Slot bytes of all pledges."""
+        self._distrusted: dict[tuple[int, bytes, bytes], int] = {}
+        """(session, namespace, key) of chunks that a session pledged and did not store -> until when it may not pledge
+        them again. The oldest first."""
+        self.has_news = False
+        self._news = News({}, {}, {})
+
+    def begin(self, pledge: Pledge) -> None:
+        self._rows[pledge.number] = pledge
+        pledge.session.pledges.add(pledge.number)
+        self.slot_bytes += pledge.slot_bytes
+        for key in _split(pledge.keys):
+            assert (pledge.space.digest, key) not in self.by_key
+            self.by_key[pledge.space.digest, key] = pledge
+
+    def end(self, pledge: Pledge) -> list[Wait]:
+        """Ends a pledge. Returns the waits that end with it, in the order in which they began."""
+        del self._rows[pledge.number]
+        pledge.session.pledges.discard(pledge.number)
+        self.slot_bytes -= pledge.slot_bytes
+        for key in _split(pledge.to_come):
+            del self.by_key[pledge.space.digest, key]
+        waits = list(pledge.waits)
+        pledge.waits.clear()
+        return waits
+
+    def distrust(self, pledge: Pledge, until_ns: int) -> None:
+        """The session of a pledge has broken its word. It may not give it for the same next chunk again before then."""
+        broken = pledge.session.number, pledge.space.digest, pledge.to_come[:KEY_BYTES]
+        self._distrusted.pop(broken, None)
+        self._distrusted[broken] = until_ns
+        if len(self._distrusted) > DISTRUSTED_MAX:
+            del self._distrusted[next(iter(self._distrusted))]
+
+    def is_distrusted(self, session: Session, space: Space, key: bytes, now_ns: int) -> bool:
+        return now_ns < self._distrusted.get((session.number, space.digest, key), 0)
+
+    def wait(self, wait: Wait) -> Wait:
+        wait.pledge.waits[wait] = None
+        return wait
+
+    def leave(self, wait: Wait) -> None:
+        """Whoever waited does not any more. It does nothing after the end of a wait."""
+        wait.pledge.waits.pop(wait, None)
+        self._news.come.pop(wait, None)
+
+    def fail(self, wait: Wait, error: DeviceError, now_ns: int) -> None:
+        """Ends one wait: nothing more will come for it."""
+        self.leave(wait)
+        wait.on_end(error, now_ns)
+
+    def of(self, space: Space, key: bytes) -> Pledge | None:
+        """The pledge on a chunk that is still to come."""
+        pledge = self.by_key.get((space.digest, key))
+        return pledge if pledge is not None and pledge.space is space else None
+
+    def following(self, engine: Engine, space: Space, keys: bytes, held: int) -> tuple[Pledge | None, int]:
+        """The pledge on what follows the held chunks of a prompt, and how many of them it brings. An engine awaits
+        nothing of its own."""
+        at = held * KEY_BYTES
+        pledge = self.of(space, keys[at : at + KEY_BYTES])
+        if pledge is None or pledge.session.engine is engine or pledge.after != keys[:at][-KEY_BYTES:]:
+            return None, 0
+        same = _same_keys(keys[at:], pledge.to_come)  # none: keys that are no chain leave out the next one
+        return (pledge, same) if same else (None, 0)
+
+    def take_news(self) -> News:
+        news, self._news = self._news, News({}, {}, {})
+        self.has_news = False
+        return news
+
+    # ---------------------------------------------------------------- what Chunks tells
+
+    def servable(self, space: Space, node: Node) -> list[PledgeHolder]:
+        """A chunk has become servable. Returns those who await it and pin the chunk before: their pins move to it."""
+        pledge = self.of(space, node.key)
+        if pledge is None or pledge in self._news.broken:
+            return []
+        assert node.parent is not None
+        is_next = pledge.keys[pledge.came * KEY_BYTES : (pledge.came + 1) * KEY_BYTES] == node.key
+        is_next = is_next and node.parent.key == pledge.after
+        if not is_next or any(wait.holder.tail is not node.parent for wait in pledge.waits):
+            self.breaks(pledge, "not-stored")
+            return []
+        pledge.advance(node.key)
+        del self.by_key[space.digest, node.key]
+        self._news.advanced[pledge] = None
+        self.has_news = True
+        holders = [wait.holder for wait in pledge.waits]
+        for wait in [wait for wait in pledge.waits if wait.until == node.depth]:
+            del pledge.waits[wait]
+            self._news.come[wait] = None
+        return holders
+
+    def gave_up(self, space: Space, key: bytes) -> None:
+        """The slots reserved for a chunk were given up before it became servable."""
+        pledge = self.of(space, key)
+        if pledge is not None:
+            self.breaks(pledge, "not-stored")
+
+    def cleared(self, space: Space) -> None:
+        """Nothing of a namespace is served any more."""
+        for pledge in self.values():
+            if pledge.space is space:
+                self.breaks(pledge, "cleared")
+
+    def breaks(self, pledge: Pledge, how: PledgeEnd) -> None:
+        """The next chunks of a pledge will not come. It ends with the event."""
+        self._news.broken.setdefault(pledge, how)
+        self.has_news = True
+
+
+def _same_keys(ours: bytes, theirs: bytes) -> int:
+    """How many leading keys are the same."""
+    low, high = 0, min(len(ours), len(theirs)) // KEY_BYTES
+    while low < high:
+        middle = (low + high + 1) // 2
+        if ours[low * KEY_BYTES : middle * KEY_BYTES] == theirs[low * KEY_BYTES : middle * KEY_BYTES]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _split(keys: bytes) -> list[bytes]:
+    return [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]

@@ -1,0 +1,129 @@
+"""Deliberate bugs in pledges and in the waits for them. Their own tests are asked first, then the simulator."""
+
+from tests.drill import service
+from tests.drill.bugs import Bug
+from tests.drill.copies import Copy, noticed_by
+from tests.drill.service import HOLDINGS, REQUESTS, STATE
+
+TABLE, AWAITS = f"{STATE}/pledges.py", f"{REQUESTS}/awaits.py"
+CHUNKS, LOOKUP, TRANSFERS = f"{HOLDINGS}/chunks.py", f"{REQUESTS}/lookup.py", f"{REQUESTS}/transfers.py"
+OWN_TESTS = ("tests/unit/service/test_pledges.py",)
+
+
+def notice(bug: Bug) -> str:
+    return noticed_by(bug, hunt)
+
+
+def hunt(copy: Copy) -> str:
+    return copy.failing_test(OWN_TESTS) or service.hunt(copy)
+
+
+BUGS = (
+    Bug(
+        "P8",
+        "a chunk that comes is not pinned for who awaits it",
+        CHUNKS,
+        r"self\._pin_awaited\(space, ready\)",
+        "pass",
+    ),
+    Bug(
+        "P1",
+        "a waiting retrieve is ordered one chunk too early",
+        TABLE,
+        r"if wait\.until == node\.depth",
+        "if wait.until <= node.depth + 1",
+    ),
+    Bug("P2", "a waiting retrieve is never ordered", AWAITS, r"wait\.on_come\(now_ns\)", "pass"),
+    Bug("P2", "who waits is not told of the end of a pledge", AWAITS, r"wait\.on_end\(error, now_ns\)", "pass"),
+    Bug(
+        "P2",
+        "a pledge has no time",
+        AWAITS,
+        r"core\.pledges\.begin\(made\) _set_timer\(core, made\)",
+        "core.pledges.begin(made)",
+    ),
+    Bug("P2", "a pledge without progress lives on", TABLE, r"min\(self\.expires_ns, [^\n]*", "self.expires_ns"),
+    Bug("P2", "progress prolongs the time to live", TABLE, r"min\(self\.expires_ns, (self[^\n]*)\)", r"\1"),
+    Bug("P2", "a chunk that came is no progress", AWAITS, r"made\.moved\(now_ns\)", "pass"),
+    Bug(
+        "P2",
+        "the pledges of a dead process live on",
+        f"{REQUESTS}/sessions.py",
+        r"core\.pledges\.breaks\([^\n]*",
+        "pass",
+    ),
+    Bug(
+        "P2",
+        "a store that finds no room leaves its pledge",
+        TRANSFERS,
+        r"if walk\.why: awaits",
+        "if False:\n        awaits",
+    ),
+    Bug("P2", "a failed store leaves its pledge", CHUNKS, r"self\.pledged\.gave_up\([^\n]*", "pass"),
+    Bug(
+        "P2",
+        "a store that an operator refuses leaves its pledge",
+        TRANSFERS,
+        r"awaits\.not_stored\(core, session, core[^\n]*",
+        "pass",
+    ),
+    Bug(
+        "P2",
+        "one rank's failed store leaves the pledge",
+        TRANSFERS,
+        r"awaits\.not_stored\(core, job\.session[^\n]*",
+        "pass",
+    ),
+    Bug("P2", "a pledge lives on in a cleared namespace", CHUNKS, r"self\.pledged\.cleared\(space\)", "pass"),
+    Bug("P2", "an engine awaits itself", TABLE, r"or pledge\.session\.engine is engine ", ""),
+    Bug(
+        "P2",
+        "a pledge begins behind what another engine has pledged",
+        AWAITS,
+        r"if key in seen or core\.pledges\.of\(space, key\) is not None:",
+        "if key in seen:",
+    ),
+    Bug("P1", "other keys than those of the pledge are awaited", TABLE, r"pair\[0\] == pair\[1\]", "True"),
+    Bug(
+        "P1",
+        "what lies before the pledge is not compared",
+        TABLE,
+        r"or pledge\.after != keys\[:at\]\[-KEY_BYTES:\]",
+        "",
+    ),
+    Bug("P5", "pledges fill more than their share", AWAITS, r"- core\.pledges\.slot_bytes", "", ()),
+    Bug("P5", "an ended pledge keeps its share", TABLE, r"self\.slot_bytes -= pledge\.slot_bytes", "pass"),
+    Bug("P2", "a session makes as many pledges as it likes", AWAITS, r"len\(session\.pledges\) >= [^\n]* or ", ""),
+    Bug("P2", "another session takes a pledge back", AWAITS, r"and made\.session is session", ""),
+    Bug(
+        "P2",
+        "a retrieve waits although nothing comes any more",
+        TRANSFERS,
+        r"if until > lease\.chunks and lease\.wait is None:",
+        "if False:",
+    ),
+    Bug("P3", "a lease that ends goes on growing", LOOKUP, r"core\.pledges\.leave\(lease\.wait\)", "pass"),
+    Bug(
+        "P3",
+        "a retrieve that ends goes on waiting",
+        TRANSFERS,
+        r"core\.pledges\.leave\(job\.take_[^\n]*",
+        "job.take_awaiting()",
+    ),
+    Bug(
+        "P2",
+        "a retrieve whose chunks never come is not ended at its deadline",
+        TRANSFERS,
+        r"if job\.awaiting is not None: give_up_waiting\(core, job, awaits",
+        "if False:\n        give_up_waiting(core, job, awaits",
+    ),
+    Bug(
+        "P7",
+        "an unregistered cache leaves its waiting retrieves",
+        f"{REQUESTS}/caches.py",
+        r"core\.jobs\[number\]\.is_waiting",
+        "core.jobs[number].held",
+    ),
+    Bug("P7", "a plain lookup is answered as if it might wait", LOOKUP, r"and isinstance\(request, Await\)", ""),
+    Bug("P2", "a pledge is made where nothing can be stored now", AWAITS, r"admission\.check_store\([^\n]*", "pass"),
+)

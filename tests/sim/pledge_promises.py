@@ -1,0 +1,87 @@
+"""The simulator's own books of pledges: who has pledged which chunk, and for how long anybody may count on it."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvserver.service.base.effects import Effect, Log
+
+from .memory import Wrong
+
+MS = 1_000_000
+
+
+@dataclass(eq=False)
+class PledgeFacts:
+    session: int
+    engine: object
+    """The engine of the session, which tells engines with one name apart."""
+    name: str
+    digest: bytes
+    held: int
+    keys: list[bytes]
+    """Its chunks, behind those that were held."""
+    expires_ns: int
+    moved_ns: int
+    """When something of it was published last."""
+    came: set[bytes] = field(default_factory=set)
+    """Chunks of which something was published. They may have been evicted, and pledged again, since."""
+
+
+class PledgePromises:
+    """A chunk has one pledge, a pledge has a bound, and whoever awaits it is told the truth about it."""
+
+    def __init__(self, counts: Counter[str], *, ttl_ms: int, patience_ms: int) -> None:
+        self._counts = counts
+        self._ttl_ms = ttl_ms
+        self._patience_ms = patience_ms
+        self.living: dict[int, PledgeFacts] = {}
+
+    def made(self, number: int, facts: PledgeFacts, ttl_ms: int, now_ns: int) -> None:
+        taken = {(other.digest, key) for other in self.living.values() for key in other.keys if key not in other.came}
+        if number in self.living or any((facts.digest, key) in taken for key in facts.keys):
+            raise Wrong(f"pledge {number} is on chunks that are pledged already")
+        facts.expires_ns = now_ns + min(ttl_ms, self._ttl_ms) * MS
+        self.living[number] = facts
+
+    def awaited(self, engine: object, producer: str, digest: bytes, keys: list[bytes], first: int) -> int:
+        """The pledge on the awaited chunks keys[first:]. Raises Wrong unless there is one, of another engine."""
+        for number, facts in self.living.items():
+            if facts.digest == digest and keys[first] in facts.keys:
+                at = facts.keys.index(keys[first])
+                if facts.engine is engine or facts.name != producer:
+                    raise Wrong(f"an engine awaits {producer}, and pledge {number} is of {facts.name}")
+                if facts.keys[at : at + len(keys) - first] != keys[first:] or facts.held + at != first:
+                    raise Wrong(f"more is awaited than pledge {number} promises, or something else")
+                self._counts["chunks awaited"] += len(keys) - first
+                return number
+        raise Wrong(f"chunk {first} of a prompt is awaited, and nobody has pledged it")
+
+    def published(self, digest: bytes, key: bytes, now_ns: int) -> None:
+        for facts in self.living.values():
+            if facts.digest == digest and key in facts.keys:
+                facts.moved_ns = now_ns
+                facts.came.add(key)
+
+    def ended(self, effects: Sequence[Effect]) -> dict[int, int]:
+        """The pledges that end now -> how many leading chunks of their prompts came."""
+        ends = [dict(effect.fields) for effect in effects if isinstance(effect, Log) and effect.event == "pledge ended"]
+        found: dict[int, int] = {}
+        for end in ends:
+            number, came = int(str(end["pledge"])), int(str(end["came"]))
+            facts = self.living.pop(number)
+            self._counts[f"pledge {end['how']}"] += 1
+            if end["how"] == "stored" and came != len(facts.keys):
+                raise Wrong(f"pledge {number} is said to be stored, and {came} of {len(facts.keys)} chunks came")
+            found[number] = facts.held + came
+        return found
+
+    def check(self, now_ns: int, living: set[int], sessions: set[int]) -> None:
+        """After a tick no pledge is left whose time is over, or whose session is."""
+        if living != self.living.keys():
+            raise Wrong(f"pledges {living} live, and {set(self.living)} were made and did not end")
+        for number, facts in self.living.items():
+            if facts.session not in sessions:
+                raise Wrong(f"pledge {number} outlives its session")
+            if now_ns >= min(facts.expires_ns, facts.moved_ns + self._patience_ms * MS):
+                raise Wrong(f"pledge {number} lives longer than its time, or without progress")

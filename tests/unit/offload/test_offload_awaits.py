@@ -1,0 +1,244 @@
+"""Prompts that another engine computes: how long a request waits for them, what it pledges itself, and when it takes
+that back."""
+
+import pytest
+
+from kvclient import PledgeResult
+from kvclient.offload.lookups import AWAIT_AGAIN_S
+from kvclient.offload.values import Options, PledgeOrder
+from kvserver.errors import RequestError
+from tests.rigs.offload_rig import CHUNK, FULL, Desk, keys_of, table
+
+WAIT_S = 3.0
+CHUNKS = 5
+TOKENS = CHUNKS * CHUNK + 1
+
+
+def desk(**options: object) -> Desk:
+    return Desk(**{"await_wait_s": WAIT_S, **options})  # type: ignore[arg-type]
+
+
+def waiting(*, found: int, awaited: int, **options: object) -> Desk:
+    """A desk whose request was told that another engine computes what follows."""
+    at = desk(**options)
+    at.begin(tokens=TOKENS)
+    assert at.match(tokens=TOKENS) is None
+    at.answer(found, awaited=awaited)
+    return at
+
+
+def ask_again(at: Desk) -> None:
+    assert at.match(tokens=TOKENS) is None
+    assert at.offload.take_lookups() == []
+    at.now_s += AWAIT_AGAIN_S
+    assert at.match(tokens=TOKENS) is None
+
+
+def pledged(at: Desk, number: int = 7, held: int = 0) -> PledgeOrder:
+    """Answers the one new pledge. held: chunks that the server has."""
+    (new,), over = at.offload.take_pledges()
+    assert over == []
+    at.offload.pledged(new.request, PledgeResult(number, held, len(new.keys) // 32 - held, 7))
+    return new
+
+
+def taken_back(at: Desk) -> list[int]:
+    new, over = at.offload.take_pledges()
+    assert new == []
+    return [result.number for result in over]
+
+
+def test_a_prompt_waits_without_blocks_until_all_of_it_is_stored() -> None:
+    at = waiting(found=0, awaited=5)
+    for found in (1, 3, 4):
+        ask_again(at)
+        at.answer(found, awaited=5 - found)
+    ask_again(at)
+    at.answer(5)
+    assert at.match(tokens=TOKENS) == 5 * CHUNK
+    order = at.offload.allocated("r", hbm_tokens=0, tables=[table(16)])
+    assert order is not None
+    assert order.lease.awaited == 0
+
+
+def test_a_producer_that_ends_is_not_waited_for() -> None:
+    at = waiting(found=1, awaited=4)
+    ask_again(at)
+    at.answer(2)
+    assert at.match(tokens=TOKENS) == 2 * CHUNK
+
+
+def test_when_the_time_is_over_what_is_there_is_used() -> None:
+    at = waiting(found=2, awaited=3)
+    at.now_s += WAIT_S
+    assert at.match(tokens=TOKENS) == 2 * CHUNK
+    assert at.offload.take_lookups() == []
+
+
+def test_nothing_that_is_there_when_the_time_is_over_is_computed_and_pledged() -> None:
+    at = waiting(found=0, awaited=5)
+    at.now_s += WAIT_S
+    assert at.match(tokens=TOKENS) == 0
+    at.offload.admitted("r", hbm_tokens=0)
+    at.stored(tokens=CHUNK)
+    assert pledged(at).keys == keys_of(CHUNKS)
+    assert len(at.offload.take_releases()) == 1
+
+
+def test_the_wait_for_another_engine_has_a_time_of_its_own() -> None:
+    at = waiting(found=2, awaited=3, coming_wait_s=0.5)
+    at.now_s += 1.0
+    assert at.match(tokens=TOKENS) is None
+    assert at.offload.awaits_more("r", at.now_s)
+    at = desk(coming_wait_s=0.5)
+    at.begin(tokens=TOKENS)
+    at.match(tokens=TOKENS)
+    at.answer(2, coming=3)
+    at.now_s += 1.0
+    assert at.match(tokens=TOKENS) == 2 * CHUNK
+
+
+def test_without_the_option_no_lookup_may_wait_and_nothing_is_pledged() -> None:
+    at = Desk()
+    at.begin(tokens=TOKENS)
+    at.match(tokens=TOKENS)
+    order = at.lookup()
+    assert not order.may_wait
+    at.answer(0, order=order)
+    at.match(tokens=TOKENS)
+    at.offload.admitted("r", hbm_tokens=0)
+    at.stored(tokens=2 * CHUNK)
+    assert at.offload.take_pledges() == ([], [])
+
+
+def test_a_request_is_pledged_once_when_it_is_computed_and_not_before() -> None:
+    at = desk()
+    at.begin(tokens=TOKENS)
+    assert at.match(tokens=TOKENS) is None
+    order = at.lookup()
+    assert order.may_wait
+    at.answer(1, order=order)
+    assert at.match(tokens=TOKENS) == CHUNK
+    assert at.offload.take_pledges() == ([], []), "it waits for its blocks"
+    retrieve = at.offload.allocated("r", hbm_tokens=0, tables=[table(16)])
+    assert retrieve is not None
+    assert not at.offload.computed("r", 0, at.now_s)
+    assert at.offload.take_pledges() == ([], []), "it waits for its retrieve"
+    at.retrieve_ends(retrieve)
+    at.stored(tokens=2 * CHUNK)
+    assert pledged(at, held=1) == PledgeOrder("r", keys_of(CHUNKS))
+    at.stored(tokens=3 * CHUNK)
+    assert at.offload.take_pledges() == ([], [])
+
+
+def test_what_the_server_holds_is_not_worth_a_pledge() -> None:
+    at = desk(retrieve_tokens_min=2 * CHUNK)
+    at.admit(tokens=TOKENS, found=4, hbm=4 * CHUNK)
+    at.stored(tokens=5 * CHUNK)
+    assert at.offload.take_pledges() == ([], [])
+
+
+def test_output_is_not_pledged() -> None:
+    at = desk()
+    at.begin(tokens=2 * CHUNK + 5)
+    at.match(tokens=2 * CHUNK + 5)
+    at.answer(0)
+    at.match(tokens=2 * CHUNK + 5)
+    at.offload.admitted("r", hbm_tokens=0)
+    at.offload.extend("r", keys_of(4)[2 * 32 :])
+    at.stored(tokens=CHUNK)
+    assert pledged(at).keys == keys_of(2)
+
+
+@pytest.mark.parametrize("how", ["aborted", "preempted", "matched again", "renamed"])
+def test_a_pledge_is_taken_back_when_its_prompt_is_not_computed_on(how: str) -> None:
+    at = desk()
+    at.admit(tokens=TOKENS)
+    at.stored(tokens=2 * CHUNK)
+    if how == "renamed":
+        (new,), _ = at.offload.take_pledges()
+        at.offload.finish("r")
+        at.offload.pledged(new.request, PledgeResult(7, 0, 5, 7))
+    else:
+        pledged(at)
+    match how:
+        case "aborted":
+            at.offload.finish("r")
+        case "preempted":
+            at.offload.lost_blocks("r")
+            at.offload.lost_blocks("r")
+        case "matched again":
+            at.match(tokens=TOKENS)
+    assert taken_back(at) == [7]
+    assert taken_back(at) == []
+
+
+def test_a_preempted_request_is_pledged_again_when_it_is_computed_again() -> None:
+    at = desk()
+    at.admit(tokens=TOKENS)
+    at.stored(tokens=CHUNK)
+    pledged(at)
+    at.offload.lost_blocks("r")
+    assert taken_back(at) == [7]
+    at.match(tokens=TOKENS)
+    for order in at.offload.take_lookups():
+        at.answer(0, order=order)
+    at.match(tokens=TOKENS)
+    at.offload.admitted("r", hbm_tokens=0)
+    at.stored(tokens=CHUNK)
+    pledged(at, number=8)
+    at.offload.finish("r")
+    assert taken_back(at) == [8]
+
+
+@pytest.mark.parametrize("how", ["finish", "lost_blocks"])
+def test_a_request_that_ends_in_the_step_of_its_pledge_pledges_nothing(how: str) -> None:
+    at = desk()
+    at.admit(tokens=TOKENS)
+    at.stored(tokens=CHUNK)
+    getattr(at.offload, how)("r")
+    assert at.offload.take_pledges() == ([], [])
+
+
+def test_a_finished_request_whose_last_stores_are_under_way_keeps_its_word() -> None:
+    at = desk()
+    at.admit(tokens=TOKENS)
+    at.stored(tokens=CHUNK)
+    pledged(at)
+    at.stored(tokens=TOKENS)
+    at.offload.finish("r")
+    assert taken_back(at) == []
+
+
+def test_a_pledge_that_the_server_did_not_take_is_not_taken_back() -> None:
+    at = desk()
+    at.admit(tokens=TOKENS)
+    at.stored(tokens=CHUNK)
+    (new,), _ = at.offload.take_pledges()
+    at.offload.pledged(new.request, PledgeResult(0, 0, 0))
+    at.offload.finish("r")
+    assert taken_back(at) == []
+
+
+def test_a_pledge_on_chunks_that_the_server_has_lost_since_is_taken_back() -> None:
+    at = desk()
+    at.admit(tokens=TOKENS, found=2, hbm=2 * CHUNK)
+    at.stored(tokens=3 * CHUNK)
+    (new,), _ = at.offload.take_pledges()
+    at.offload.pledged(new.request, PledgeResult(7, 1, 4, 7))
+    assert taken_back(at) == [7], "chunk 1 is not stored again"
+
+
+def test_an_engine_that_only_loads_waits_and_pledges_nothing() -> None:
+    at = waiting(found=0, awaited=5, stores=False)
+    ask_again(at)
+    at.answer(0)
+    assert at.match(tokens=TOKENS) == 0
+    at.offload.admitted("r", hbm_tokens=0)
+    at.stored(tokens=2 * CHUNK)
+    assert at.offload.take_pledges() == ([], [])
+
+
+def test_a_negative_wait_is_refused() -> None:
+    with pytest.raises(RequestError, match="await_wait_s=-1 must not be negative"):
+        Options(chunk_tokens=CHUNK, groups=(FULL,), await_wait_s=-1)

@@ -1,0 +1,696 @@
+"""Pledged chunks: an engine tells what it computes, another one awaits it, and every way in which that ends."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from kvserver.cli.explain import sentences
+from kvserver.service.base.events import MoverGone
+from kvserver.service.state import pledges
+from kvserver.wire.admin import ClearNamespace, DrainServer
+from kvserver.wire.explanation import Explanation, decode_explanations
+from kvserver.wire.messages import (
+    KEY_BYTES,
+    Await,
+    Awaited,
+    Clear,
+    Explain,
+    GroupBlocks,
+    Pledge,
+    Pledged,
+    Release,
+    Retrieve,
+    Retrieved,
+    Store,
+    Stored,
+    Unpledge,
+    Unregister,
+)
+from kvserver.wire.orders import Copy
+from tests.rigs.admin_rig import command
+from tests.rigs.brain_rig import FULL, NAMESPACE, STATE, WINDOW, Client, Rig, chain, ids, is_refusal, key
+
+CHUNKS = 5
+KEYS = chain(1, CHUNKS)
+TTL_MS = 60_000
+
+
+class Scene:
+    """An engine that computes prompts, and another one that would rather have them."""
+
+    def __init__(self, **bounds: Any) -> None:
+        self.rig = Rig(**bounds)
+        self.producer = Client(self.rig, engine="producer", epoch=11).register()
+        self.other = Client(self.rig, engine="other", epoch=12).register()
+
+    def pledge(self, keys: bytes = KEYS, *, by: Client | None = None, ttl_ms: int = TTL_MS) -> Pledged:
+        reply = (by or self.producer).ask(Pledge(self.rig.number(), NAMESPACE, keys, ttl_ms))
+        assert isinstance(reply, Pledged), reply
+        return reply
+
+    def unpledge(self, pledge: int, *, by: Client | None = None) -> None:
+        (by or self.producer).ask(Unpledge(self.rig.number(), pledge))
+
+    def await_(self, keys: bytes = KEYS, *, by: Client | None = None, wanted_min: int = 1) -> Awaited:
+        reply = (by or self.other).ask(Await(self.rig.number(), NAMESPACE, keys, wanted_min))
+        assert isinstance(reply, Awaited), reply
+        return reply
+
+    def store(self, first: int, end: int, keys: bytes = KEYS, *, by: Client | None = None) -> Any:
+        """Stores chunks [first, end) of a prompt. Returns the reply, or None while the mover copies."""
+        client = by or self.producer
+        parent = key(keys, first - 1) if first else b""
+        blocks = GroupBlocks(0, 3 * first, ids(*range(3 * (end - first))))
+        head = self.rig.number(), client.cache, 5, 1, 10_000, first, parent
+        return client.ask(Store(*head, keys[first * KEY_BYTES : end * KEY_BYTES], [blocks]))
+
+    def retrieve(self, lease: int, first: int, end: int, *, more: bool = True, deadline_ms: int = 10_000) -> int:
+        """Asks for chunks [first, end). Returns the request's number, by which its answer is found."""
+        number = self.rig.number()
+        blocks = GroupBlocks(0, 3 * first, ids(*range(3 * (end - first))))
+        self.other.ask(Retrieve(number, self.other.cache, lease, 6, 1, deadline_ms, [blocks], more))
+        return number
+
+    def answer(self, number: int) -> Any:
+        return self.rig.answers.get((self.other.peer, number))
+
+    @property
+    def pinned(self) -> int:
+        return self.rig.core.chunks.pins
+
+    def ended(self) -> dict[str, int]:
+        """How pledges have ended."""
+        return {how: count for how, count in self.rig.core.counters.pledges_ended.items() if count}
+
+    def check_nothing_is_left(self) -> None:
+        assert not self.rig.core.pledges
+        assert not self.rig.core.pledges.by_key
+        assert self.rig.core.pledges.slot_bytes == 0
+        assert not self.rig.core.jobs
+
+
+def test_a_lookup_that_may_wait_is_told_what_is_here_what_comes_and_from_whom() -> None:
+    scene = Scene()
+    scene.store(0, 2)
+    scene.pledge()
+    found = scene.await_()
+    assert (found.chunks, found.awaited, found.producer) == (2, 3, "producer")
+    assert found.lease
+
+
+def test_a_pledge_is_on_what_nobody_holds() -> None:
+    scene = Scene()
+    scene.store(0, 2)
+    pledged = scene.pledge()
+    assert (pledged.held, pledged.chunks) == (2, 3)
+    whole = scene.pledge(KEYS[: 2 * KEY_BYTES])
+    assert (whole.pledge, whole.held, whole.chunks) == (0, 2, 0)
+
+
+def test_each_part_of_a_retrieve_is_copied_as_soon_as_its_chunks_are_stored() -> None:
+    scene = Scene()
+    scene.store(0, 1)
+    scene.pledge()
+    found = scene.await_()
+    parts = [scene.retrieve(found.lease, chunk, chunk + 1, more=chunk + 1 < CHUNKS) for chunk in range(CHUNKS)]
+    assert isinstance(scene.answer(parts[0]), Retrieved), "what is here does not wait"
+    for chunk in range(1, CHUNKS):
+        assert [scene.answer(part) for part in parts[chunk:]] == [None] * (CHUNKS - chunk)
+        scene.store(chunk, chunk + 1)
+        assert isinstance(scene.answer(parts[chunk]), Retrieved)
+    slots = [copy.groups[0].slots for copy in scene.rig.orders if isinstance(copy, Copy) and copy.kind == "retrieve"]
+    stored = [copy.groups[0].slots for copy in scene.rig.orders if isinstance(copy, Copy) and copy.kind == "store"]
+    assert slots == stored, "each part reads what was stored for it"
+    scene.check_nothing_is_left()
+    assert scene.pinned == 0
+    assert scene.ended() == {"stored": 1}
+
+
+def test_a_prompt_of_which_nothing_is_here_is_awaited_from_its_first_chunk() -> None:
+    scene = Scene()
+    scene.pledge()
+    found = scene.await_()
+    assert (found.chunks, found.awaited) == (0, CHUNKS)
+    whole = scene.retrieve(found.lease, 0, CHUNKS, more=False)
+    for chunk in range(CHUNKS):
+        assert scene.answer(whole) is None
+        scene.store(chunk, chunk + 1)
+    assert isinstance(scene.answer(whole), Retrieved)
+    assert scene.pinned == 0
+
+
+def test_a_chunk_that_came_for_those_who_wait_is_not_evicted_for_the_next_store() -> None:
+    """The arena has room for less than both prompts. Without the pin the first chunks would be the oldest."""
+    scene = Scene(arena_bytes=2 * 64 << 10, pledged_percent_max=100)
+    room = 0
+    while scene.store(0, 1, chain(100 + room, 1)).why == "" and not scene.rig.core.counters.evictions:
+        room += 1
+    scene.pledge()
+    found = scene.await_()
+    part = scene.retrieve(found.lease, 0, CHUNKS, more=False)
+    for chunk in range(CHUNKS):
+        scene.store(chunk, chunk + 1)
+        for other in range(2 * room):
+            scene.store(0, 1, chain(1000 + other, 1))
+    assert isinstance(scene.answer(part), Retrieved)
+
+
+@pytest.mark.parametrize("deadline_ms", [700, 100_000])
+def test_a_producer_that_stores_nothing_ends_the_wait_within_its_bound(deadline_ms: int) -> None:
+    scene = Scene(pledge_patience_ms=2_000)
+    scene.store(0, 2)
+    scene.pledge()
+    found = scene.await_()
+    here, coming = scene.retrieve(found.lease, 0, 2), scene.retrieve(found.lease, 2, 5, deadline_ms=deadline_ms)
+    assert isinstance(scene.answer(here), Retrieved)
+    scene.rig.wait_ms(min(deadline_ms, 2_000) - 100)
+    assert scene.answer(coming) is None
+    scene.rig.wait_ms(200)
+    assert is_refusal(scene.answer(coming), "device", "not-coming")
+    late = scene.retrieve(found.lease, 2, 3)
+    if deadline_ms > 2_000:
+        assert is_refusal(scene.answer(late), "device", "not-coming", "2 chunks")
+        assert scene.ended() == {"late": 1}
+        scene.check_nothing_is_left()
+
+
+def test_each_chunk_that_comes_is_progress_and_the_time_to_live_is_not_prolonged() -> None:
+    scene = Scene(pledge_patience_ms=1_000)
+    scene.pledge(ttl_ms=2_500)
+    found = scene.await_()
+    for chunk in range(3):
+        scene.rig.wait_ms(800)
+        scene.store(chunk, chunk + 1)
+    assert len(scene.rig.core.pledges) == 1, "each was in time"
+    last = scene.retrieve(found.lease, 3, 4)
+    scene.rig.wait_ms(100)
+    assert is_refusal(scene.answer(last), "device", "not-coming")
+    assert scene.ended() == {"late": 1}
+    assert isinstance(scene.answer(scene.retrieve(found.lease, 0, 3)), Retrieved), "what came is used"
+
+
+@pytest.mark.parametrize("how", ["withdrawn", "died", "not-stored", "cleared"])
+def test_the_end_of_a_pledge_ends_every_wait_at_once(how: str) -> None:
+    scene = Scene()
+    scene.store(0, 1)
+    pledge = scene.pledge().pledge
+    found = scene.await_()
+    waits = [scene.retrieve(found.lease, 1, 2), scene.retrieve(found.lease, 2, 5)]
+    match how:
+        case "withdrawn":
+            scene.unpledge(pledge)
+        case "died":
+            scene.rig.peer_gone(scene.producer.local)
+        case "not-stored":
+            scene.rig.movers_copy = False
+            scene.store(1, 3)
+            scene.rig.finish("failed", "io", "planted")
+        case "cleared":
+            scene.producer.ask(Clear(scene.rig.number(), NAMESPACE))
+    for wait in waits:
+        assert is_refusal(scene.answer(wait), "device", "not-coming")
+    assert scene.ended() == {how: 1}
+    scene.check_nothing_is_left()
+
+
+def test_a_store_that_finds_no_room_ends_the_await() -> None:
+    """Leases keep all of the arena, so the producer's store is short."""
+    scene = Scene(arena_bytes=2 * 64 << 10, pledged_percent_max=100)
+    scene.pledge()
+    found = scene.await_()
+    wait = scene.retrieve(found.lease, 0, 1)
+    number = 0
+    while scene.rig.core.counters.evictions == 0 and number < 500:
+        keys = chain(200 + number, 1)
+        if scene.store(0, 1, keys).why:
+            break
+        scene.producer.lookup(keys)
+        number += 1
+    stored = scene.store(0, 1)
+    assert isinstance(stored, Stored)
+    assert stored.why == "full"
+    assert is_refusal(scene.answer(wait), "device", "not-coming", "refused, was cut short or failed")
+    scene.check_nothing_is_left()
+
+
+def test_a_store_that_is_short_before_its_pledged_chunks_ends_the_await() -> None:
+    """The chunk before is gone, so the store does not come to what was pledged."""
+    scene = Scene()
+    scene.store(0, 2)
+    scene.pledge()
+    found = scene.await_()
+    wait = scene.retrieve(found.lease, 2, 3)
+    scene.other.ask(Release(scene.rig.number(), found.lease))
+    assert scene.answer(wait) is None
+    client = scene.producer
+    head = scene.rig.number(), client.cache, 5, 1, 10_000, 1, chain(7, 1)
+    blocks = GroupBlocks(0, 3, ids(*range(12)))
+    stored = client.ask(Store(*head, KEYS[KEY_BYTES:], [blocks]))
+    assert stored.why == "parent-absent"
+    assert is_refusal(scene.answer(wait), "device", "not-coming")
+
+
+def test_a_pledge_whose_client_gave_its_store_up_is_over() -> None:
+    scene = Scene()
+    scene.pledge()
+    found = scene.await_()
+    wait = scene.retrieve(found.lease, 0, 2)
+    scene.rig.movers_copy = False
+    scene.store(0, 1)
+    scene.rig.finish("abandoned")
+    assert is_refusal(scene.answer(wait), "device", "not-coming")
+    assert scene.ended() == {"not-stored": 1}
+
+
+@pytest.mark.parametrize("how", ["jobs", "blocks", "parent"])
+def test_a_store_that_is_refused_as_a_whole_ends_the_await(how: str) -> None:
+    scene = Scene(jobs_max=1)
+    scene.pledge()
+    wait = scene.retrieve(scene.await_().lease, 0, 2)
+    keys, head = KEYS[: 2 * KEY_BYTES], (scene.rig.number(), scene.producer.cache, 5, 1, 10_000)
+    match how:
+        case "jobs":
+            scene.rig.movers_copy = False
+            scene.store(0, 1, chain(60, 1))
+            refused = scene.store(0, 2)
+        case "blocks":
+            refused = scene.producer.ask(Store(*head, 0, b"", keys, [GroupBlocks(0, 1, ids(*range(6)))]))
+        case _:
+            refused = scene.producer.ask(Store(*head, 1, b"", keys, [GroupBlocks(0, 3, ids(*range(6)))]))
+    code = {"jobs": "jobs", "blocks": "block-range", "parent": "parent"}[how]
+    assert refused.code == code
+    assert is_refusal(scene.answer(wait), "device", "not-coming")
+    assert scene.ended() == {"not-stored": 1}
+
+
+def test_a_refused_store_of_another_engine_ends_nothing() -> None:
+    scene = Scene()
+    third = Client(scene.rig, engine="third", epoch=13).register()
+    scene.pledge()
+    for cache in (third.cache, scene.producer.cache, 4097):
+        blocks = [GroupBlocks(0, 1, ids(*range(3)))]
+        refused = third.ask(Store(scene.rig.number(), cache, 5, 1, 10_000, 0, b"", KEYS, blocks))
+        assert refused.family == "request"
+    assert scene.ended() == {}
+
+
+def test_a_cache_that_is_unregistered_ends_what_its_engine_has_pledged() -> None:
+    scene = Scene()
+    scene.pledge()
+    wait = scene.retrieve(scene.await_().lease, 0, 2)
+    scene.producer.ask(Unregister(scene.rig.number(), scene.producer.cache))
+    assert is_refusal(scene.answer(wait), "device", "not-coming", "let its cache go")
+    assert scene.ended() == {"died": 1}
+    assert scene.pledge().chunks == 0
+    scene.check_nothing_is_left()
+
+
+def test_a_cache_that_is_unregistered_ends_no_pledge_while_its_engine_has_the_shard_in_another() -> None:
+    scene = Scene()
+    spare = Client(scene.rig, engine="producer", epoch=11).register()
+    scene.pledge()
+    scene.producer.ask(Unregister(scene.rig.number(), scene.producer.cache))
+    assert scene.ended() == {}
+    spare.ask(Unregister(scene.rig.number(), spare.cache))
+    assert scene.ended() == {"died": 1}
+
+
+def test_the_end_of_the_producers_mover_ends_its_pledges_though_nothing_is_stored_then() -> None:
+    scene = Scene()
+    scene.store(0, 1)
+    scene.pledge()
+    scene.await_()
+    scene.rig.handle(MoverGone(scene.rig.core.caches[scene.producer.cache].mover.number, "signal 9"))
+    assert scene.ended() == {"died": 1}
+    scene.check_nothing_is_left()
+
+
+def test_one_engine_pledges_a_chunk_and_the_others_are_told_that_nothing_is_theirs() -> None:
+    scene = Scene()
+    assert scene.pledge().chunks == CHUNKS
+    second = scene.pledge(by=scene.other)
+    assert (second.pledge, second.held, second.chunks) == (0, 0, 0)
+    longer = scene.pledge(KEYS + chain(2, 2), by=scene.other)
+    assert longer.chunks == 0, "nothing is pledged behind what somebody else has pledged"
+    branch = KEYS[: 2 * KEY_BYTES] + chain(3, 2)
+    assert scene.pledge(branch, by=scene.other).chunks == 0
+    assert scene.pledge(chain(4, 3), by=scene.other).chunks == 3
+
+
+def test_nobody_awaits_itself() -> None:
+    scene = Scene()
+    twin = Client(scene.rig, engine="producer", epoch=11, rank=-1)
+    scene.pledge()
+    for who in (scene.producer, twin):
+        found = scene.await_(by=who)
+        assert (found.chunks, found.awaited, found.lease, found.producer) == (0, 0, 0, "")
+
+
+def test_a_lookup_that_does_not_wait_is_answered_as_ever() -> None:
+    scene = Scene()
+    scene.store(0, 2)
+    scene.pledge()
+    found = scene.other.lookup(KEYS)
+    assert found.chunks == 2
+    refused = scene.retrieve(found.lease, 0, 3)
+    assert is_refusal(scene.answer(refused), "request", "beyond-lease", "the lease is on 2 chunks")
+
+
+def test_only_keys_of_the_pledged_chain_are_awaited() -> None:
+    scene = Scene()
+    scene.pledge()
+    other = KEYS[: 3 * KEY_BYTES] + chain(5, 4)
+    assert scene.await_(other).awaited == 3
+    torn = chain(6, 1) + KEYS[KEY_BYTES:]
+    assert scene.await_(torn).awaited == 0, "the chunk before is another one"
+
+
+def test_keys_that_leave_out_the_next_pledged_chunk_are_not_awaited() -> None:
+    scene = Scene()
+    scene.store(0, 1)
+    scene.pledge()
+    skipped = scene.await_(KEYS[:KEY_BYTES] + key(KEYS, 2))
+    assert (skipped.chunks, skipped.awaited, skipped.producer) == (1, 0, "")
+    scene.store(1, 4)
+    assert isinstance(scene.answer(scene.retrieve(skipped.lease, 0, 1)), Retrieved)
+    command(scene.rig, ClearNamespace(NAMESPACE, key(KEYS, 1)))
+    assert scene.other.lookup(KEYS).chunks == 1
+    assert scene.pinned == len(scene.rig.core.leases), "each lease pins one chunk"
+
+
+def test_a_chunk_that_comes_behind_another_than_the_pledge_says_is_not_its_next_one() -> None:
+    scene = Scene()
+    scene.pledge(KEYS[:KEY_BYTES] + key(KEYS, 2))
+    scene.store(0, 2)
+    assert scene.ended() == {}
+    scene.store(2, 3)
+    assert scene.ended() == {"not-stored": 1}
+
+
+@pytest.mark.parametrize("same", range(8))
+def test_a_prompt_is_awaited_up_to_where_it_becomes_another_one(same: int) -> None:
+    pledged = chain(40, 7)
+    scene = Scene()
+    scene.pledge(pledged)
+    found = scene.await_(pledged[: same * KEY_BYTES] + chain(41, 9))
+    assert (found.awaited, found.producer) == ((same, "producer") if same else (0, ""))
+
+
+def test_fewer_chunks_than_wanted_bring_no_lease() -> None:
+    scene = Scene()
+    scene.store(0, 1)
+    scene.pledge()
+    assert scene.await_(wanted_min=CHUNKS).lease
+    assert not scene.await_(KEYS[: 3 * KEY_BYTES], wanted_min=4).lease
+    assert scene.await_(KEYS[: 3 * KEY_BYTES], wanted_min=4).awaited == 0
+
+
+def test_a_released_lease_pins_nothing_that_comes_later() -> None:
+    scene = Scene()
+    scene.pledge()
+    found = scene.await_()
+    scene.store(0, 2)
+    assert scene.pinned == 1
+    scene.other.ask(Release(scene.rig.number(), found.lease))
+    assert scene.pinned == 0
+    scene.store(2, 5)
+    assert scene.pinned == 0
+
+
+def test_a_retrieve_outlives_its_lease_and_is_fed_to_its_end() -> None:
+    scene = Scene(lease_ttl_ms=500, lease_extended_ms=300)
+    scene.pledge()
+    found = scene.await_()
+    wait = scene.retrieve(found.lease, 0, 4)
+    scene.store(0, 2)
+    scene.rig.wait_ms(1_000)
+    assert not scene.rig.core.leases
+    scene.store(2, 4)
+    assert isinstance(scene.answer(wait), Retrieved)
+    assert scene.pinned == 0
+
+
+def test_an_engine_that_leaves_while_it_waits_leaves_nothing() -> None:
+    scene = Scene()
+    scene.pledge()
+    found = scene.await_()
+    scene.retrieve(found.lease, 0, 4)
+    scene.store(0, 2)
+    scene.rig.peer_gone(scene.other.local)
+    assert scene.pinned == 0
+    assert not scene.rig.core.jobs
+    scene.store(2, 5)
+    scene.check_nothing_is_left()
+
+
+def test_a_cache_that_is_unregistered_takes_its_waiting_retrieves_along() -> None:
+    scene = Scene()
+    scene.pledge()
+    found = scene.await_()
+    wait = scene.retrieve(found.lease, 0, 4)
+    scene.other.ask(Unregister(scene.rig.number(), scene.other.cache))
+    assert is_refusal(scene.answer(wait), "device", "abandoned")
+    scene.store(0, 5)
+    scene.check_nothing_is_left()
+
+
+def test_what_another_engine_stores_of_a_pledge_is_progress_as_well() -> None:
+    scene = Scene()
+    third = Client(scene.rig, engine="third", epoch=13).register()
+    scene.pledge()
+    found = scene.await_()
+    wait = scene.retrieve(found.lease, 0, CHUNKS)
+    scene.store(0, 3, by=third)
+    scene.store(3, 5)
+    assert isinstance(scene.answer(wait), Retrieved)
+    assert scene.ended() == {"stored": 1}
+
+
+def test_pledges_fill_no_more_than_their_share_of_the_arena() -> None:
+    scene = Scene(pledged_percent_max=10)
+    taken = 0
+    for number in range(60):
+        taken += scene.pledge(chain(300 + number, 7)).chunks
+        if len(scene.rig.core.pledges) >= 250:
+            break
+    share = scene.rig.bounds.arena_bytes // 10
+    assert 0 < scene.rig.core.pledges.slot_bytes <= share
+    assert scene.pledge(chain(999, 7)).chunks == 0
+    scene.unpledge(next(iter(scene.rig.core.pledges)))
+    assert scene.pledge(chain(999, 7)).chunks == 7
+
+
+def test_the_number_of_pledges_is_bounded_for_a_session_and_in_total() -> None:
+    scene = Scene(pledges_max=3, pledges_total_max=5)
+    for number in range(3):
+        scene.pledge(chain(400 + number, 1))
+    refused = scene.producer.ask(Pledge(scene.rig.number(), NAMESPACE, chain(500, 1), TTL_MS))
+    assert is_refusal(refused, "resource", "pledges", "3 pledges of this session")
+    for number in range(2):
+        scene.pledge(chain(410 + number, 1), by=scene.other)
+    refused = scene.other.ask(Pledge(scene.rig.number(), NAMESPACE, chain(500, 1), TTL_MS))
+    assert is_refusal(refused, "resource", "pledges", "5 of all")
+
+
+@pytest.mark.parametrize("how", ["late", "not-stored"])
+def test_a_session_that_did_not_store_what_it_pledged_may_not_pledge_it_again_for_a_while(how: str) -> None:
+    scene = Scene(pledge_patience_ms=1_000)
+    scene.store(0, 1)
+    scene.pledge()
+    scene.store(1, 2)
+    if how == "late":
+        scene.rig.wait_ms(1_100)
+    else:
+        scene.rig.movers_copy = False
+        scene.store(2, 3)
+        scene.rig.finish("failed", "io", "planted")
+        scene.rig.movers_copy = True
+    assert scene.ended() == {how: 1}
+    again = scene.pledge()
+    assert (again.pledge, again.held, again.chunks) == (0, 2, 0)
+    assert scene.pledge(chain(61, 2)).chunks == 2, "another prompt is another matter"
+    others = scene.pledge(by=scene.other)
+    assert others.chunks == 3, "another engine may"
+    scene.unpledge(others.pledge, by=scene.other)
+    scene.rig.wait_ms(2_700)
+    assert scene.pledge().chunks == 0
+    scene.rig.wait_ms(1_300)
+    assert scene.pledge().chunks == 3
+
+
+def test_broken_words_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pledges, "DISTRUSTED_MAX", 2)
+    scene = Scene(pledge_patience_ms=1_000)
+    for number in range(3):
+        scene.pledge(chain(70 + number, 1))
+        scene.rig.wait_ms(1_050)
+    assert [scene.pledge(chain(70 + number, 1)).chunks for number in range(3)] == [1, 0, 0]
+
+
+def test_the_number_of_those_who_await_one_pledge_is_bounded() -> None:
+    scene = Scene(pledge_waits_max=3)
+    scene.store(0, 1)
+    scene.pledge()
+    first, second = scene.await_(), scene.await_()
+    wait = scene.retrieve(first.lease, 1, 2)
+    third = scene.await_()
+    assert (third.chunks, third.awaited, third.producer) == (1, 0, "")
+    assert third.lease, "what is here is leased as ever"
+    assert is_refusal(scene.answer(scene.retrieve(second.lease, 1, 2)), "resource", "waits", "3 leases and retrieves")
+    scene.other.ask(Release(scene.rig.number(), second.lease))
+    again = scene.retrieve(first.lease, 1, 2)
+    scene.store(1, 2)
+    assert isinstance(scene.answer(wait), Retrieved)
+    assert isinstance(scene.answer(again), Retrieved)
+
+
+@pytest.mark.parametrize("keys", [b"", bytes(31), bytes(33), bytes(32 * 4097)])
+def test_keys_of_a_pledge_are_whole_and_not_too_many(keys: bytes) -> None:
+    scene = Scene()
+    assert is_refusal(scene.producer.ask(Pledge(scene.rig.number(), NAMESPACE, keys, TTL_MS)), "request", "keys")
+    wrong = scene.producer.ask(Pledge(scene.rig.number(), NAMESPACE[:-1], KEYS, TTL_MS))
+    assert is_refusal(wrong, "request", "namespace", "31 bytes")
+
+
+def test_keys_that_come_twice_are_pledged_once() -> None:
+    scene = Scene()
+    assert scene.pledge(KEYS + KEYS[:KEY_BYTES] + chain(8, 2)).chunks == CHUNKS
+    assert scene.pledge(chain(9, 1) * 3).chunks == 1
+
+
+def test_a_pledge_of_keys_that_are_no_chain_brings_no_bytes_of_others() -> None:
+    """The second key is held at another depth, under another parent."""
+    scene = Scene()
+    scene.store(0, 3, chain(50, 3))
+    torn = chain(51, 1) + key(chain(50, 3), 2)
+    scene.pledge(torn)
+    found = scene.await_(torn)
+    wait = scene.retrieve(found.lease, 0, 2)
+    assert scene.store(0, 2, torn).why == "parent-absent"
+    assert is_refusal(scene.answer(wait), "device", "not-coming")
+    assert scene.await_(torn).chunks == 1
+
+
+def test_a_pledge_belongs_to_its_session() -> None:
+    scene = Scene()
+    pledge = scene.pledge().pledge
+    scene.unpledge(pledge, by=scene.other)
+    assert len(scene.rig.core.pledges) == 1
+    scene.unpledge(pledge)
+    scene.unpledge(pledge)
+    assert scene.ended() == {"withdrawn": 1}
+
+
+def test_nothing_is_pledged_where_chunks_of_a_prompt_depend_on_its_end() -> None:
+    rig = Rig()
+    client = Client(rig).register([FULL, WINDOW, STATE], namespace=bytes(range(32)))
+    pledged = client.ask(Pledge(rig.number(), bytes(range(32)), KEYS, TTL_MS))
+    assert (pledged.pledge, pledged.chunks) == (0, 0)
+
+
+def test_an_engine_pledges_only_where_it_has_a_cache() -> None:
+    scene = Scene()
+    stranger = Client(scene.rig, engine="stranger", epoch=14)
+    assert scene.pledge(by=stranger).chunks == 0
+    unknown = scene.producer.ask(Pledge(scene.rig.number(), bytes(32), KEYS, TTL_MS))
+    assert (unknown.pledge, unknown.held, unknown.chunks) == (0, 0, 0)
+
+
+def two_ranks(**bounds: Any) -> tuple[Rig, list[Client], Client]:
+    """An engine of two ranks, each with a shard of every chunk, and a rank of another one."""
+    rig = Rig(**bounds)
+    shards = [msgspec.structs.replace(FULL, shards=2, shard=rank) for rank in range(2)]
+    ranks = [Client(rig, engine="producer", epoch=11, ranks=2, rank=rank).register([shards[rank]]) for rank in range(2)]
+    other = Client(rig, engine="other", epoch=12, ranks=2, rank=0).register([shards[0]])
+    return rig, ranks, other
+
+
+def piece_of(client: Client, first: int, end: int) -> Store:
+    parent = key(KEYS, first - 1) if first else b""
+    blocks = GroupBlocks(0, 3 * first, ids(*range(3 * (end - first))))
+    head = client.rig.number(), client.cache, 5, 1, 10_000, first, parent
+    return Store(*head, KEYS[first * KEY_BYTES : end * KEY_BYTES], [blocks])
+
+
+def test_a_chunk_comes_when_the_last_rank_has_stored_its_shard() -> None:
+    rig, ranks, other = two_ranks()
+    ranks[0].ask(Pledge(rig.number(), NAMESPACE, KEYS, TTL_MS))
+    found = other.ask(Await(rig.number(), NAMESPACE, KEYS, 1))
+    wait = other.retrieving(found.lease, GroupBlocks(0, 0, ids(0, 1, 2)), more=True)
+    other.ask(wait)
+    ranks[0].ask(piece_of(ranks[0], 0, 2))
+    assert (other.peer, wait.id) not in rig.answers
+    ranks[1].ask(piece_of(ranks[1], 0, 1))
+    assert isinstance(rig.answers[other.peer, wait.id], Retrieved)
+
+
+@pytest.mark.parametrize("how", ["fails", "never stores"])
+def test_a_rank_that_does_not_store_its_shard_ends_the_await(how: str) -> None:
+    rig, ranks, other = two_ranks(reserve_ttl_ms=1_000)
+    ranks[0].ask(Pledge(rig.number(), NAMESPACE, KEYS, TTL_MS))
+    found = other.ask(Await(rig.number(), NAMESPACE, KEYS, 1))
+    wait = other.retrieving(found.lease, GroupBlocks(0, 0, ids(0, 1, 2)), more=True)
+    other.ask(wait)
+    ranks[0].ask(piece_of(ranks[0], 0, 1))
+    if how == "fails":
+        rig.movers_copy = False
+        ranks[1].ask(piece_of(ranks[1], 0, 1))
+        rig.finish("failed", "io", "planted")
+    else:
+        rig.wait_ms(1_100)
+    assert is_refusal(rig.answers[other.peer, wait.id], "device", "not-coming")
+    assert rig.core.counters.pledges_ended["not-stored"] == 1
+
+
+def test_a_server_that_is_drained_takes_no_pledge_and_ends_those_that_cannot_be_kept() -> None:
+    scene = Scene()
+    scene.pledge()
+    found = scene.await_()
+    wait = scene.retrieve(found.lease, 0, 1)
+    command(scene.rig, DrainServer())
+    assert scene.answer(wait) is None
+    assert is_refusal(scene.store(0, 1), "resource", "draining")
+    assert is_refusal(scene.answer(wait), "device", "not-coming")
+    refused = scene.producer.ask(Pledge(scene.rig.number(), NAMESPACE, chain(9, 1), TTL_MS))
+    assert is_refusal(refused, "resource", "draining")
+
+
+def test_a_pledge_that_ended_gives_its_keys_to_whoever_comes_next() -> None:
+    scene = Scene()
+    scene.unpledge(scene.pledge().pledge)
+    assert scene.pledge(by=scene.other).chunks == CHUNKS
+    found = scene.await_(by=scene.producer)
+    assert (found.awaited, found.producer) == (CHUNKS, "other")
+
+
+def test_what_lies_behind_a_cleared_prefix_is_not_awaited_any_more() -> None:
+    scene = Scene()
+    scene.store(0, 2)
+    scene.pledge()
+    found = scene.await_()
+    wait = scene.retrieve(found.lease, 2, 3)
+    command(scene.rig, ClearNamespace(NAMESPACE, key(KEYS, 0)))
+    assert is_refusal(scene.answer(wait), "device", "cleared")
+    stored = scene.store(2, 3)
+    assert stored.why == "parent-absent"
+    scene.check_nothing_is_left()
+    assert scene.pinned == 0
+
+
+def test_explain_says_who_computes_a_chunk_and_for_how_long_others_wait() -> None:
+    scene = Scene(pledge_patience_ms=4_000)
+    scene.store(0, 1)
+    assert explained(scene).producer == ""
+    scene.pledge(ttl_ms=60_000)
+    scene.rig.wait_ms(1_500)
+    found = explained(scene)
+    assert (found.chunks, found.producer, found.producer_s) == (1, "producer", 2.5)
+    assert sentences(found)[-1] == "  engine producer computes it now, and others wait for it for another 2.5 s"
+    assert scene.rig.service.status(scene.rig.now_ns).pledges == 1
+
+
+def explained(scene: Scene) -> Explanation:
+    reply = scene.other.ask(Explain(scene.rig.number(), NAMESPACE, KEYS))
+    (found,) = decode_explanations(reply.document)
+    return found
