@@ -183,22 +183,24 @@ def test_a_namespace_that_was_forgotten_with_its_note_is_nobodys() -> None:
     assert clear(rig, "chat") == TenantCleared(1, 0, 0)
 
 
-@pytest.mark.parametrize("what", ["tenant", "namespace"])
+@pytest.mark.parametrize("what", ["tenant", "namespace", "prefix", "nothing"])
 def test_a_clear_holds_also_where_no_device_could_remove_the_note_of_a_namespace(what: str) -> None:
-    rig = DiskRig(namespaces_max=1, notes_max=0)
-    client = stored(rig, "a", "chat")
-    assert isinstance(client.ask(Unregister(rig.number(), client.cache)), Unregistered)
-    stored(rig, "b", "agents")
-    rig.notes_kept = False
-    rig.wait_ms(100)
+    rig = DiskRig(namespaces_max=2, notes_max=0)
+    for name in "ab":
+        stored(rig, name, "chat")
+    rig.bounds, rig.notes_kept = replace(rig.bounds, namespaces_max=1), False
+    restart(rig)
     assert [order.namespaces for order in rig.orders if isinstance(order, ForgetNotes)] == [[namespace("a")]]
     rig.notes_kept = True
     if what == "tenant":
-        assert clear(rig, "chat") == TenantCleared(1, 0, 1)
-    else:
+        assert clear(rig, "chat") == TenantCleared(1, CHUNKS, 2)
+    elif what == "namespace":
         assert isinstance(command(rig, ClearNamespace(namespace=namespace("a"))), Cleared)
+    elif what == "prefix":
+        assert isinstance(command(rig, ClearNamespace(namespace=namespace("a"), key=prompt("a")[:32])), Cleared)
+    rig.bounds = replace(rig.bounds, namespaces_max=2)
     restart(rig)
-    assert found(rig, "a", "chat") == 0
+    assert found(rig, "a", "chat") == (CHUNKS if what == "nothing" else 0)
 
 
 def test_what_was_cleared_before_it_was_found_and_has_no_place_is_not_promised_too_early() -> None:
