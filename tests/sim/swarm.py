@@ -82,7 +82,7 @@ CHANCES = {
     "hasty-client": 0.2,
     "scheduler-registers": 0.15,
     "disk-io": 0.03,
-    "disk-torn": 0.05,
+    "disk-torn": 0.2,
     "device-fails": 0.05,
     "memory-lost": 0.15,
     "notes-fail": 0.3,
