@@ -127,7 +127,7 @@ BUGS = (
         "P8",
         "every chunk that is missing is looked for",
         f"{STATE}/remote_tier.py",
-        r"return self\.known\.kind\([^\n]* != WRITTEN",
+        r"return not self\.known\.is_written\(self[^\n]*",
         "return False",
     ),
     Bug(
