@@ -23,7 +23,7 @@ BUGS = (
         "P8",
         "a chunk that comes is not pinned for who awaits it",
         CHUNKS,
-        r"self\._pin_awaited\(space, ready\)",
+        r"self\.pin_awaited\(space, ready\)",
         "pass",
     ),
     Bug(
@@ -62,9 +62,9 @@ BUGS = (
     Bug("P2", "a failed store leaves its pledge", CHUNKS, r"self\.pledged\.gave_up\([^\n]*", "pass"),
     Bug(
         "P2",
-        "a store that an operator refuses leaves its pledge",
+        "a store that is refused leaves its pledge",
         TRANSFERS,
-        r"awaits\.not_stored\(core, session, core[^\n]*",
+        r"awaits\.store_refused\([^\n]*",
         "pass",
     ),
     Bug(
@@ -83,7 +83,7 @@ BUGS = (
         r"if key in seen or core\.pledges\.of\(space, key\) is not None:",
         "if key in seen:",
     ),
-    Bug("P1", "other keys than those of the pledge are awaited", TABLE, r"pair\[0\] == pair\[1\]", "True"),
+    Bug("P1", "other keys than those of the pledge are awaited", TABLE, r"if ours\[low[^\n]*", "if True:"),
     Bug(
         "P1",
         "what lies before the pledge is not compared",
