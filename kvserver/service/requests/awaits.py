@@ -87,6 +87,7 @@ def _free(core: Core, space: Space, keys: bytes) -> int:
     are no chain, and end it."""
     room = core.bounds.arena_bytes * core.bounds.pledged_percent_max // 100 - core.pledges.slot_bytes
     most = min(len(keys) // KEY_BYTES, max(0, room // space.group_bytes(space.needed)))
+    most = min(most, core.bounds.pledged_chunks_max - len(core.pledges.by_key))
     seen: set[bytes] = set()
     while len(seen) < most:
         key = keys[len(seen) * KEY_BYTES : (len(seen) + 1) * KEY_BYTES]
