@@ -203,6 +203,7 @@ def test_a_preempted_request_is_pledged_again_when_it_is_computed_again() -> Non
     at.offload.admitted("r", hbm_tokens=0)
     at.stored(tokens=CHUNK)
     pledged(at, number=8)
+    assert taken_back(at) == [], "the server does not hold yet what is under way to it"
     at.offload.finish("r")
     assert taken_back(at) == [8]
 
@@ -236,8 +237,21 @@ def test_a_store_that_leaves_a_gap_takes_the_pledge_back_because_nothing_follows
     at.store_ends(order, chunks=1, why="discarded")
     assert taken_back(at) == [7]
     assert at.stored(tokens=TOKENS) is None
+    assert at.offload.take_pledges() == ([], [])
     at.offload.finish("r")
     assert taken_back(at) == []
+
+
+def test_a_prompt_is_pledged_once_it_is_known_what_the_server_holds() -> None:
+    at = desk()
+    at.begin(tokens=TOKENS)
+    assert at.match(tokens=TOKENS, hbm=TOKENS - 1) == 0
+    at.offload.admitted("r", hbm_tokens=TOKENS - 1)
+    at.stored(tokens=CHUNK)
+    assert at.offload.take_pledges() == ([], [])
+    at.answer(2)
+    at.stored(tokens=CHUNK)
+    pledged(at, held=2)
 
 
 @pytest.mark.parametrize("why", ["busy", "late"])
