@@ -716,6 +716,19 @@ def test_a_rank_whose_cache_goes_ends_what_its_engine_has_pledged() -> None:
     assert is_refusal(rig.answers[other.peer, wait.id], "device", "not-coming", "let its cache go")
 
 
+def test_a_rank_that_writes_every_other_chunk_ends_the_await_when_its_cache_goes() -> None:
+    rig = Rig()
+    halves = [msgspec.structs.replace(FULL, writers=2, writer=rank) for rank in range(2)]
+    ranks = [Client(rig, engine="producer", epoch=11, ranks=2, rank=rank).register([halves[rank]]) for rank in range(2)]
+    other = Client(rig, engine="other", epoch=12, ranks=2, rank=0).register([halves[0]])
+    ranks[0].ask(Pledge(rig.number(), NAMESPACE, KEYS, TTL_MS))
+    found = other.ask(Await(rig.number(), NAMESPACE, KEYS, 1))
+    wait = other.retrieving(found.lease, GroupBlocks(0, 0, ids(*range(6))), more=True)
+    assert other.ask(wait) is None
+    ranks[1].ask(Unregister(rig.number(), ranks[1].cache))
+    assert is_refusal(rig.answers[other.peer, wait.id], "device", "not-coming", "let its cache go")
+
+
 def test_nothing_is_pledged_before_all_ranks_have_registered() -> None:
     rig = Rig()
     shards = [msgspec.structs.replace(FULL, shards=2, shard=rank) for rank in range(2)]
