@@ -7,7 +7,7 @@ from tests.drill.service import HOLDINGS, REQUESTS, STATE
 
 TABLE, AWAITS = f"{STATE}/pledges.py", f"{REQUESTS}/awaits.py"
 CHUNKS, LOOKUP, TRANSFERS = f"{HOLDINGS}/chunks.py", f"{REQUESTS}/lookup.py", f"{REQUESTS}/transfers.py"
-OWN_TESTS = ("tests/unit/service/test_pledges.py",)
+OWN_TESTS = ("tests/unit/service/test_pledges.py", "tests/unit/service/test_pledges_of_ranks.py")
 
 
 def notice(bug: Bug) -> str:
