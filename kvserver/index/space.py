@@ -79,12 +79,12 @@ class Node:
     def unmark(self, bits: int) -> None:
         self.queued &= ~bits
 
-    def pin(self) -> None:
-        self.pins += 1
+    def pin(self, count: int = 1) -> None:
+        self.pins += count
 
-    def unpin(self) -> None:
-        assert self.pins > 0
-        self.pins -= 1
+    def unpin(self, count: int = 1) -> None:
+        assert self.pins >= count
+        self.pins -= count
 
     @property
     def on_disk(self) -> int:

@@ -375,6 +375,7 @@ class Offload:
                 it.frontier, it.held_for_sure = it.held_for_sure, None
             elif ended.why not in CHAIN_GOES_ON and held_until < it.frontier:
                 it.stopped = ended.why or "short"
+                self._pledging.stops(it)
         self._sum_up(it)
         return StoreEnd(order, ended.chunks)
 

@@ -43,9 +43,9 @@ class Answer:
     chunks_wanted_min: int
     why: str = ""
     coming: int = 0
-    awaited: int = 0
-    """Chunks that another engine computes now."""
     """Chunks after those that may come from a remote store soon."""
+    awaited: int = 0
+    """Chunks after those that another engine computes now."""
     ask_again_s: float | None = None
     """Time from which a request that waits for those asks again. None until a match() has seen the answer."""
     believed_until_s: float | None = None

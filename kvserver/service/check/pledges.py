@@ -36,6 +36,7 @@ def check_pledges(core: Core) -> None:
     assert pledges.slot_bytes == sum(pledge.slot_bytes for pledge in pledges.values())
     assert pledges.slot_bytes <= core.bounds.arena_bytes * core.bounds.pledged_percent_max // 100
     assert len(pledges) <= core.bounds.pledges_total_max
+    assert len(pledges.by_key) <= core.bounds.pledged_chunks_max
     assert all(len(session.pledges) <= core.bounds.pledges_max for session in core.sessions.values())
     assert sum(len(session.pledges) for session in core.sessions.values()) == len(pledges)
     known = [lease.wait for lease in core.leases.values() if lease.wait is not None]

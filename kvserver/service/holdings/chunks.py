@@ -55,7 +55,9 @@ class PledgedSide(Protocol):
     """The part of state/pledges.py that this file calls. It stands above this file."""
 
     def __len__(self) -> int: ...
-    def servable(self, space: Space, node: Node) -> Sequence[PledgeHolder]: ...
+    def servable(self, space: Space, node: Node) -> Sequence[PledgeHolder]:
+        """All of them pin the chunk before."""
+
     def gave_up(self, space: Space, key: bytes) -> None: ...
     def cleared(self, space: Space) -> None: ...
 
@@ -316,11 +318,11 @@ class Chunks:
             self._shrink_retired(space, node)
             self._forget_if_empty(space)
 
-    def move_pin(self, space: Space, node: Node, child: Node) -> None:
-        """Moves a pin from a node to its child. The child's presence keeps the parent."""
+    def move_pin(self, space: Space, node: Node, child: Node, count: int = 1) -> None:
+        """Moves a pin, or several, from a node to its child. The child's presence keeps the parent."""
         assert child.parent is node
-        node.unpin()
-        child.pin()
+        node.unpin(count)
+        child.pin(count)
         settle(child)
         if node.disk is not None:  # otherwise its child keeps it
             self.settled(space, node)
@@ -623,9 +625,11 @@ class Chunks:
     def pin_awaited(self, space: Space, node: Node) -> None:
         """Pins a chunk that has just become servable for those who await it: nothing can take it before."""
         assert self.pledged is not None
-        for holder in self.pledged.servable(space, node):
-            assert holder.tail is not None
-            self.move_pin(space, holder.tail, node)
+        holders = self.pledged.servable(space, node)
+        if holders:
+            assert node.parent is not None
+            self.move_pin(space, node.parent, node, len(holders))
+        for holder in holders:
             holder.moves_on(node)
 
     def drop_pending(self, node: Node) -> None:

@@ -87,6 +87,7 @@ def _free(core: Core, space: Space, keys: bytes) -> int:
     are no chain, and end it."""
     room = core.bounds.arena_bytes * core.bounds.pledged_percent_max // 100 - core.pledges.slot_bytes
     most = min(len(keys) // KEY_BYTES, max(0, room // space.group_bytes(space.needed)))
+    most = min(most, core.bounds.pledged_chunks_max - len(core.pledges.by_key))
     seen: set[bytes] = set()
     while len(seen) < most:
         key = keys[len(seen) * KEY_BYTES : (len(seen) + 1) * KEY_BYTES]
@@ -122,12 +123,13 @@ def store_refused(core: Core, session: Session, request: Store) -> None:
 
 
 def cache_goes(core: Core, cache: Cache) -> None:
-    """Nothing is stored from this cache any more. Unless its engine has these shards in another one too, its pledges
+    """Nothing is stored from this cache any more. Unless its engine writes the same from another one too, its pledges
     of that namespace cannot be kept."""
     engine = cache.session.engine
     if not core.pledges or any(
         other.digest == cache.digest
         and other.parts == cache.parts
+        and _writers(other) == _writers(cache)
         and other.session.engine is engine
         and other is not cache
         and other.state != "unmapping"
@@ -137,6 +139,11 @@ def cache_goes(core: Core, cache: Cache) -> None:
     for made in core.pledges.values():
         if made.space.digest == cache.digest and made.session.engine is engine:
             core.pledges.breaks(made, "died")
+
+
+def _writers(cache: Cache) -> list[int]:
+    """Which of the ranks that hold the same bytes this one is, by group."""
+    return [group.writer for group in cache.layout.groups]
 
 
 def overdue(core: Core, number: int, now_ns: int) -> None:

@@ -38,6 +38,8 @@ class Bounds:
     pledges_max: int = 256
     """Pledges of one session."""
     pledges_total_max: int = 4096
+    pledged_chunks_max: int = 65_536
+    """Pledged chunks that are still to come, in all. The brain remembers each, and the end of a session forgets its."""
     pledged_percent_max: int = 25
     """Share of the arena that pledged chunks may fill, so that those who await them leave room for stores."""
     pledge_waits_max: int = 256

@@ -183,10 +183,11 @@ class Pledges(Table[Pledge]):
         pledge = self.of(space, node.key)
         if pledge is None or pledge in self._news.broken:
             return []
-        assert node.parent is not None
+        before = node.parent
+        assert before is not None
         is_next = pledge.keys[pledge.came * KEY_BYTES : (pledge.came + 1) * KEY_BYTES] == node.key
-        is_next = is_next and node.parent.key == pledge.after
-        if not is_next or any(wait.holder.tail is not node.parent for wait in pledge.waits):
+        is_next = is_next and before.key == pledge.after
+        if not is_next or any(wait.holder.tail is not before for wait in pledge.waits):
             self.breaks(pledge, "not-stored")
             return []
         pledge.advance(node.key)
@@ -194,7 +195,8 @@ class Pledges(Table[Pledge]):
         self._news.advanced[pledge] = None
         self.has_news = True
         holders = [wait.holder for wait in pledge.waits]
-        for wait in [wait for wait in pledge.waits if wait.until == node.depth]:
+        depth = node.depth
+        for wait in [wait for wait in pledge.waits if wait.until == depth]:
             del pledge.waits[wait]
             self._news.come[wait] = None
         return holders

@@ -2,9 +2,10 @@
 
 import pytest
 
-from kvserver.wire.messages import KEY_BYTES, GroupBlocks, Retrieved
+from kvserver.service.base.events import MoverGone
+from kvserver.wire.messages import KEY_BYTES, Await, GroupBlocks, Pledge, Retrieved, Store
 from kvserver.wire.orders import Copy, ItemFault, Moved
-from tests.rigs.brain_rig import FULL, STATE, Client, chain, ids, is_refusal, key
+from tests.rigs.brain_rig import FULL, NAMESPACE, STATE, Client, chain, ids, is_refusal, key
 from tests.rigs.disk_rig import CHUNKS, EXTENT_BYTES, PROMPTS_OF_ARENA, DiskRig, cold_prompt, fill, sums_of
 
 
@@ -83,3 +84,37 @@ def test_what_is_copied_above_a_chunk_that_is_cut_off_keeps_its_slots(unreadable
 
 def slots_of(copies: list[tuple[int, Copy]]) -> set[int]:
     return {slot for _, copy in copies for group in copy.groups for slot in memoryview(group.slots).cast("q")}
+
+
+def test_a_retrieve_that_awaited_its_last_chunk_waits_on_for_those_that_are_on_disk() -> None:
+    rig = DiskRig()
+    producer = Client(rig, engine="producer", epoch=11).register()
+    client, keys = cold_prompt(rig)
+    whole = keys + chain(9, 1)
+    rig.disk_works = False
+    assert producer.ask(Pledge(rig.number(), NAMESPACE, whole, 60_000)).chunks == 1
+    found = client.ask(Await(rig.number(), NAMESPACE, whole, 1))
+    assert (found.chunks, found.chunks_on_disk, found.awaited) == (CHUNKS, CHUNKS, 1)
+    request = client.retrieving(found.lease, GroupBlocks(0, 0, ids(*range(3 * CHUNKS), 0, 1, 2)))
+    assert client.ask(request) is None
+    blocks = [GroupBlocks(0, 3 * CHUNKS, ids(0, 1, 2))]
+    producer.ask(Store(rig.number(), producer.cache, 5, 1, 10_000, CHUNKS, key(keys, CHUNKS - 1), whole[-32:], blocks))
+    assert (client.peer, request.id) not in rig.answers
+    rig.disk_works = True
+    rig.finish_disk()
+    rig.wait_ms(50)
+    assert isinstance(rig.answers[client.peer, request.id], Retrieved)
+    assert rig.core.chunks.pins == 0
+
+
+def test_nothing_is_awaited_behind_chunks_that_cannot_be_read_now() -> None:
+    """A wait there would be for another chunk than the next one of the pledge, and would end it for all."""
+    rig = DiskRig()
+    producer = Client(rig, engine="producer", epoch=11).register()
+    client, keys = cold_prompt(rig)
+    whole = keys + chain(9, 1)
+    assert producer.ask(Pledge(rig.number(), NAMESPACE, whole, 60_000)).chunks == 1
+    (mover,) = (mover.mover for mover in rig.service.status(rig.now_ns).movers if mover.device == "disk")
+    rig.handle(MoverGone(mover, "signal 9"))
+    found = client.ask(Await(rig.number(), NAMESPACE, whole, 1))
+    assert (found.chunks, found.awaited, found.producer, found.lease) == (0, 0, "", 0)

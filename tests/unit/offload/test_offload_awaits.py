@@ -61,6 +61,22 @@ def test_a_prompt_waits_without_blocks_until_all_of_it_is_stored() -> None:
     assert order.lease.awaited == 0
 
 
+def test_a_prompt_that_another_engine_computes_is_not_asked_for_as_often_as_one_from_a_remote_store() -> None:
+    at = waiting(found=0, awaited=CHUNKS)
+    assert at.match(tokens=TOKENS) is None
+    at.now_s += AWAIT_AGAIN_S - 0.001
+    assert at.match(tokens=TOKENS) is None
+    assert at.offload.take_lookups() == []
+
+
+def test_a_request_that_reads_nothing_waits_for_nobody() -> None:
+    at = desk()
+    at.offload.begin("r", tokens=TOKENS, keys=keys_of(CHUNKS), reads=False)
+    at.match(tokens=TOKENS)
+    (order,) = at.offload.take_lookups()
+    assert not order.may_wait
+
+
 def test_a_producer_that_ends_is_not_waited_for() -> None:
     at = waiting(found=1, awaited=4)
     ask_again(at)
@@ -187,6 +203,7 @@ def test_a_preempted_request_is_pledged_again_when_it_is_computed_again() -> Non
     at.offload.admitted("r", hbm_tokens=0)
     at.stored(tokens=CHUNK)
     pledged(at, number=8)
+    assert taken_back(at) == [], "the server does not hold yet what is under way to it"
     at.offload.finish("r")
     assert taken_back(at) == [8]
 
@@ -208,6 +225,62 @@ def test_a_finished_request_whose_last_stores_are_under_way_keeps_its_word() -> 
     at.stored(tokens=TOKENS)
     at.offload.finish("r")
     assert taken_back(at) == []
+
+
+@pytest.mark.parametrize("computed", [2, CHUNKS])
+def test_a_store_that_leaves_a_gap_takes_the_pledge_back_because_nothing_follows(computed: int) -> None:
+    at = desk()
+    at.admit(tokens=TOKENS)
+    order = at.stored(tokens=computed * CHUNK)
+    assert order is not None
+    pledged(at)
+    at.store_ends(order, chunks=1, why="discarded")
+    assert taken_back(at) == [7]
+    assert at.stored(tokens=TOKENS) is None
+    assert at.offload.take_pledges() == ([], [])
+    at.offload.finish("r")
+    assert taken_back(at) == []
+
+
+def test_a_prompt_is_pledged_once_it_is_known_what_the_server_holds() -> None:
+    at = desk()
+    at.begin(tokens=TOKENS)
+    assert at.match(tokens=TOKENS, hbm=TOKENS - 1) == 0
+    at.offload.admitted("r", hbm_tokens=TOKENS - 1)
+    at.stored(tokens=CHUNK)
+    assert at.offload.take_pledges() == ([], [])
+    at.answer(2)
+    at.stored(tokens=CHUNK)
+    pledged(at, held=2)
+
+
+@pytest.mark.parametrize("why", ["busy", "late"])
+def test_a_short_store_that_leaves_no_gap_keeps_the_pledge(why: str) -> None:
+    at = desk()
+    at.admit(tokens=TOKENS)
+    order = at.stored(tokens=2 * CHUNK)
+    assert order is not None
+    pledged(at)
+    at.store_ends(order, chunks=1, why=why)
+    assert taken_back(at) == []
+
+
+def test_a_request_that_waits_again_before_its_pledge_is_answered_takes_it_back() -> None:
+    at = desk()
+    at.admit(tokens=TOKENS)
+    at.stored(tokens=CHUNK)
+    (new,), _ = at.offload.take_pledges()
+    at.match(tokens=TOKENS)
+    at.offload.pledged(new.request, PledgeResult(7, 0, 5, 7))
+    assert taken_back(at) == [7]
+
+
+def test_nothing_is_pledged_while_the_server_cannot_be_asked() -> None:
+    at = desk()
+    at.admit(tokens=TOKENS)
+    at.offload.set_unavailable("no-namespace")
+    at.stored(tokens=CHUNK)
+    assert at.offload.take_pledges() == ([], [])
 
 
 def test_a_pledge_that_the_server_did_not_take_is_not_taken_back() -> None:

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import msgspec
 import pytest
 
 from kvserver.cli.explain import sentences
@@ -326,6 +325,48 @@ def test_the_end_of_the_producers_mover_ends_its_pledges_though_nothing_is_store
     scene.check_nothing_is_left()
 
 
+def test_a_cache_that_its_mover_still_maps_keeps_no_pledge_once_it_is_unregistered() -> None:
+    scene = Scene()
+    spare = Client(scene.rig, engine="producer", epoch=11).register()
+    scene.pledge()
+    wait = scene.retrieve(scene.await_().lease, 0, 2)
+    scene.rig.movers_copy = False
+    assert scene.store(0, 1, chain(9, 1)) is None, "the mover copies, and unmaps nothing meanwhile"
+    scene.producer.ask(Unregister(scene.rig.number(), scene.producer.cache))
+    assert scene.answer(wait) is None
+    spare.ask(Unregister(scene.rig.number(), spare.cache))
+    assert is_refusal(scene.answer(wait), "device", "not-coming", "let its cache go")
+    assert scene.pledge().chunks == 0, "nothing is stored from a cache that is to go"
+    assert scene.ended() == {"died": 1}
+
+
+def test_a_lease_on_a_prompt_that_has_not_begun_to_come_ends_with_its_namespace() -> None:
+    rig = Rig()
+    producer = Client(rig, engine="producer", epoch=11).register()
+    looker = Client(rig, engine="other", epoch=12)
+    assert producer.ask(Pledge(rig.number(), NAMESPACE, KEYS, TTL_MS)).chunks == CHUNKS
+    assert looker.ask(Await(rig.number(), NAMESPACE, KEYS, 1)).awaited == CHUNKS
+    producer.ask(Unregister(rig.number(), producer.cache))
+    assert not rig.core.leases
+    assert rig.core.chunks.pins == 0
+
+
+def test_a_cache_that_is_unregistered_ends_no_pledge_of_another_namespace() -> None:
+    scene = Scene()
+    elsewhere = Client(scene.rig, engine="producer", epoch=11).register(namespace=bytes(32))
+    scene.pledge()
+    elsewhere.ask(Unregister(scene.rig.number(), elsewhere.cache))
+    assert scene.ended() == {}
+
+
+def test_a_clear_ends_no_pledge_of_another_namespace() -> None:
+    scene = Scene()
+    elsewhere = Client(scene.rig, engine="producer", epoch=11).register(namespace=bytes(32))
+    scene.pledge()
+    elsewhere.ask(Clear(scene.rig.number(), bytes(32)))
+    assert scene.ended() == {}
+
+
 def test_one_engine_pledges_a_chunk_and_the_others_are_told_that_nothing_is_theirs() -> None:
     scene = Scene()
     assert scene.pledge().chunks == CHUNKS
@@ -386,6 +427,16 @@ def test_a_chunk_that_comes_behind_another_than_the_pledge_says_is_not_its_next_
     assert scene.ended() == {}
     scene.store(2, 3)
     assert scene.ended() == {"not-stored": 1}
+
+
+def test_a_later_pledged_chunk_that_comes_in_place_of_the_next_one_ends_the_pledge() -> None:
+    scene = Scene()
+    scene.pledge()
+    wait = scene.retrieve(scene.await_().lease, 0, 1)
+    scene.store(0, 1, key(KEYS, 2))
+    assert is_refusal(scene.answer(wait), "device", "not-coming")
+    assert scene.ended() == {"not-stored": 1}
+    scene.check_nothing_is_left()
 
 
 @pytest.mark.parametrize("same", range(8))
@@ -493,6 +544,17 @@ def test_the_number_of_pledges_is_bounded_for_a_session_and_in_total() -> None:
     assert is_refusal(refused, "resource", "pledges", "5 of all")
 
 
+def test_the_number_of_pledged_chunks_is_bounded() -> None:
+    scene = Scene(pledged_chunks_max=7)
+    first = scene.pledge()
+    assert scene.pledge(chain(8, 5)).chunks == 2
+    assert scene.pledge(chain(9, 1)).chunks == 0
+    scene.store(0, 1)
+    assert scene.pledge(chain(9, 3)).chunks == 1, "a chunk that has come makes room"
+    scene.unpledge(first.pledge)
+    assert scene.pledge(chain(10, 7)).chunks == 4
+
+
 @pytest.mark.parametrize("how", ["late", "not-stored"])
 def test_a_session_that_did_not_store_what_it_pledged_may_not_pledge_it_again_for_a_while(how: str) -> None:
     scene = Scene(pledge_patience_ms=1_000)
@@ -545,6 +607,16 @@ def test_the_number_of_those_who_await_one_pledge_is_bounded() -> None:
     assert isinstance(scene.answer(again), Retrieved)
 
 
+@pytest.mark.parametrize(("ttl_ms", "lives_ms"), [(-5, 1), (0, 1), (700, 700), (10**15, 2_000)])
+def test_a_pledge_lives_no_longer_than_it_asked_for_nor_than_the_server_lets_it(ttl_ms: int, lives_ms: int) -> None:
+    scene = Scene(pledge_ttl_ms=2_000)
+    scene.pledge(ttl_ms=ttl_ms)
+    scene.rig.wait_ms(lives_ms - 1)
+    assert scene.ended() == {}
+    scene.rig.wait_ms(1)
+    assert scene.ended() == {"late": 1}
+
+
 @pytest.mark.parametrize("keys", [b"", bytes(31), bytes(33), bytes(32 * 4097)])
 def test_keys_of_a_pledge_are_whole_and_not_too_many(keys: bytes) -> None:
     scene = Scene()
@@ -595,52 +667,6 @@ def test_an_engine_pledges_only_where_it_has_a_cache() -> None:
     assert scene.pledge(by=stranger).chunks == 0
     unknown = scene.producer.ask(Pledge(scene.rig.number(), bytes(32), KEYS, TTL_MS))
     assert (unknown.pledge, unknown.held, unknown.chunks) == (0, 0, 0)
-
-
-def two_ranks(**bounds: Any) -> tuple[Rig, list[Client], Client]:
-    """An engine of two ranks, each with a shard of every chunk, and a rank of another one."""
-    rig = Rig(**bounds)
-    shards = [msgspec.structs.replace(FULL, shards=2, shard=rank) for rank in range(2)]
-    ranks = [Client(rig, engine="producer", epoch=11, ranks=2, rank=rank).register([shards[rank]]) for rank in range(2)]
-    other = Client(rig, engine="other", epoch=12, ranks=2, rank=0).register([shards[0]])
-    return rig, ranks, other
-
-
-def piece_of(client: Client, first: int, end: int) -> Store:
-    parent = key(KEYS, first - 1) if first else b""
-    blocks = GroupBlocks(0, 3 * first, ids(*range(3 * (end - first))))
-    head = client.rig.number(), client.cache, 5, 1, 10_000, first, parent
-    return Store(*head, KEYS[first * KEY_BYTES : end * KEY_BYTES], [blocks])
-
-
-def test_a_chunk_comes_when_the_last_rank_has_stored_its_shard() -> None:
-    rig, ranks, other = two_ranks()
-    ranks[0].ask(Pledge(rig.number(), NAMESPACE, KEYS, TTL_MS))
-    found = other.ask(Await(rig.number(), NAMESPACE, KEYS, 1))
-    wait = other.retrieving(found.lease, GroupBlocks(0, 0, ids(0, 1, 2)), more=True)
-    other.ask(wait)
-    ranks[0].ask(piece_of(ranks[0], 0, 2))
-    assert (other.peer, wait.id) not in rig.answers
-    ranks[1].ask(piece_of(ranks[1], 0, 1))
-    assert isinstance(rig.answers[other.peer, wait.id], Retrieved)
-
-
-@pytest.mark.parametrize("how", ["fails", "never stores"])
-def test_a_rank_that_does_not_store_its_shard_ends_the_await(how: str) -> None:
-    rig, ranks, other = two_ranks(reserve_ttl_ms=1_000)
-    ranks[0].ask(Pledge(rig.number(), NAMESPACE, KEYS, TTL_MS))
-    found = other.ask(Await(rig.number(), NAMESPACE, KEYS, 1))
-    wait = other.retrieving(found.lease, GroupBlocks(0, 0, ids(0, 1, 2)), more=True)
-    other.ask(wait)
-    ranks[0].ask(piece_of(ranks[0], 0, 1))
-    if how == "fails":
-        rig.movers_copy = False
-        ranks[1].ask(piece_of(ranks[1], 0, 1))
-        rig.finish("failed", "io", "planted")
-    else:
-        rig.wait_ms(1_100)
-    assert is_refusal(rig.answers[other.peer, wait.id], "device", "not-coming")
-    assert rig.core.counters.pledges_ended["not-stored"] == 1
 
 
 def test_a_server_that_is_drained_takes_no_pledge_and_ends_those_that_cannot_be_kept() -> None:
