@@ -39,6 +39,7 @@ from kvserver.wire.explanation import Explanation, decode_explanations
 
 UNIX_PATH_BYTES_MAX = 107
 ASYNC_LOOKUPS_MAX = 256
+DAY_S = 86_400.0
 ASSUMED_LIMITS = wire.Limits(wire.CHUNKS_MAX, wire.BLOCKS_MAX, jobs_max=0, lease_ttl_ms=0)
 """Limits for checking requests before a server has told its own. No job begins then."""
 
@@ -267,17 +268,18 @@ class Client:
 
     # ---------------------------------------------------------------- pledges
 
-    def pledge(self, namespace: bytes, keys: bytes, *, ttl_s: float = 60.0) -> PledgeResult:
+    def pledge(self, namespace: bytes, keys: bytes, *, ttl_s: float = DAY_S) -> PledgeResult:
         """Say that this engine computes the prompt now and will store it, so that others may wait for it.
 
         Call it when the request is scheduled. Runs in the caller's thread, as lookup() does. keys: all keys of the
         prompt. Chunks that are held, or pledged by others, are not pledged again. The pledge ends with its last chunk,
-        with a store that fails or is short, when nothing is stored for a while, after ttl_s, and with this process.
+        with a store that fails or is short, when nothing is stored for a while, and with this process. It also
+        ends after ttl_s, and after the longest time that the server allows (`pledge_ttl_ms`).
         """
         self._check_alive()
         link = self._gate.link
-        if not 0 < ttl_s <= 86_400:
-            raise RequestError("ttl", f"ttl_s={ttl_s} must be in (0, 86400] seconds")
+        if not 0 < ttl_s <= DAY_S:
+            raise RequestError("ttl", f"ttl_s={ttl_s} must be in (0, {DAY_S:.0f}] seconds")
         asked = self._lookup_request(link, namespace, keys, 1)
         if not keys or link is None:
             return PledgeResult(0, 0, 0, why=self._why_shut() if keys else "")

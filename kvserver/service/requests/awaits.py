@@ -165,9 +165,9 @@ def end(core: Core, made: Pledge, how: PledgeEnd, now_ns: int) -> None:
         ("awaited_by", len(waits)),
         level=logging.DEBUG,
     )
-    if how in ("late", "not-stored"):
-        distrusted_ms = DISTRUSTED_PATIENCES * core.bounds.pledge_patience_ms
-        core.pledges.distrust(made, now_ns + distrusted_ms * MILLISECOND_NS)
+    patience_ns = core.bounds.pledge_patience_ms * MILLISECOND_NS
+    if how == "not-stored" or (how == "late" and now_ns >= made.moved_ns + patience_ns):
+        core.pledges.distrust(made, now_ns + DISTRUSTED_PATIENCES * patience_ns)
     error = not_coming(WHY[how])
     for wait in waits:
         wait.on_end(error, now_ns)

@@ -187,6 +187,7 @@ def test_each_chunk_that_comes_is_progress_and_the_time_to_live_is_not_prolonged
     assert is_refusal(scene.answer(last), "device", "not-coming")
     assert scene.ended() == {"late": 1}
     assert isinstance(scene.answer(scene.retrieve(found.lease, 0, 3)), Retrieved), "what came is used"
+    assert scene.pledge().chunks == CHUNKS - 3, "it was only slow, and may pledge the rest at once"
 
 
 @pytest.mark.parametrize("how", ["withdrawn", "died", "not-stored", "cleared"])
