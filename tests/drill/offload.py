@@ -189,6 +189,46 @@ BUGS = (
     ),
     Bug("P2", "a preempted consumer expects its own output", LOOKUPS, r"and not it\.is_admitted", "", AWAITS),
     Bug("P2", "everybody expects a producer", LOOKUPS, r'it\.side == "consumer" and', "", AWAITS),
+    Bug("P2", "blocks wait in any number", DECIDE, r"held > self\._options\.await_tokens_max or ", "", AWAITS),
+    Bug("P2", "retrieves wait in any number", DECIDE, r"or len\(self\._awaiting\) >= [\w.]+", "", AWAITS),
+    Bug(
+        "P2",
+        "a retrieve that has ended counts as one that waits",
+        DECIDE,
+        r"self\._awaiting\.pop\(job, None\)",
+        "self._awaiting.get(job)",
+        AWAITS,
+    ),
+    Bug(
+        "P2",
+        "a retrieve begins to wait when its time is nearly over",
+        DECIDE,
+        r"or left_s < self\._options\.await_wait_s / 2",
+        "",
+        AWAITS,
+    ),
+    Bug(
+        "P2",
+        "an aborted request waits on with its blocks",
+        DECIDE,
+        r"self\._lookups\.release\(self\._awaiting\[[^\n]*",
+        "pass",
+        AWAITS,
+    ),
+    Bug(
+        "P8",
+        "a consumer loads a part though more is to come",
+        DECIDE,
+        r"or self\._lookups\.expects_beyond\(it, answer\)",
+        "",
+        AWAITS,
+    ),
+    Bug(
+        "P8", "what came of a retrieve that ended short is lost", DECIDE, r"until = max\(until, [^\n]*", "pass", AWAITS
+    ),
+    Bug(
+        "P8", "what was awaited is stored again", DECIDE, r"it\.frontier = max\(it\.frontier, chunks\)", "pass", AWAITS
+    ),
     Bug("P8", "a producer's only step is not stored", DECIDE, r'or it\.side == "producer"', "", AWAITS),
     Bug(
         "P2",

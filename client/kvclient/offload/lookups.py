@@ -95,12 +95,16 @@ class Lookups:
         is_patient = waited_s < options.await_wait_s and silent_s < options.await_producer_s
         return is_patient and self._expected(it, answer) > 0
 
-    def _expected(self, it: Request, answer: Answer) -> int:
-        """How many more chunks of its prompt a consumer expects, though nobody says that they come. None after a pledge
-        that was not kept, and none again once the engine has begun to compute."""
+    def expects_beyond(self, it: Request, answer: Answer) -> bool:
+        """Whether a consumer expects more of its prompt than is pledged. Not once the engine has begun to compute."""
         is_new = it.side == "consumer" and not it.is_admitted and self._options.awaits(it.side)
+        return is_new and answer.chunks + answer.awaited < answer.asked_chunks
+
+    def _expected(self, it: Request, answer: Answer) -> int:
+        """How many more chunks a consumer expects, though nobody says that they come. None after a pledge that was not
+        kept."""
         is_kept = not answer.why and answer.chunks >= it.seen_chunks
-        return answer.asked_chunks - answer.chunks if is_new and is_kept else 0
+        return answer.asked_chunks - answer.chunks if is_kept and self.expects_beyond(it, answer) else 0
 
     def _more_helps(self, it: Request, answer: Answer, hbm_tokens: int) -> bool:
         """Whether the request could retrieve more if all that is coming were there."""

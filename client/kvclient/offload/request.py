@@ -52,6 +52,8 @@ class Answer:
     """None until a match() that waited for the answer has seen it."""
     is_told: bool = False
     """match() has returned 0 because of this answer."""
+    wait_s: float = 0.0
+    """If not 0, the last match() has offered the awaited chunks too, and a retrieve may wait for them so long."""
 
     def still_good(self, options: Options, now_s: float) -> bool:
         """Whether the answer may still be used. A complete answer with a lease is good as long as the lease.
@@ -163,7 +165,7 @@ class Job(Generic[Order]):
     owner: Request
     ranks_left: set[int]
     chunks: int
-    """Stores only: the fewest chunks that any rank holds."""
+    """The fewest leading chunks that any rank has: of a store's order, or of the prefix of a retrieve."""
     seconds: float = 0.0
     """Duration on the slowest rank."""
     why: str = ""

@@ -61,6 +61,11 @@ class Options:
     """How long another engine is waited for, from the request's first lookup on. 0: never."""
     await_producer_s: float = 0.0
     """How long a consumer waits for the first sign of its producer, or the next one: a pledge or another chunk."""
+    await_tokens_max: int = 0
+    """Most tokens whose blocks retrieves hold that wait for another engine. Requests beyond that wait without blocks.
+    Only where a retrieve may end short and the engine uses what came."""
+    awaiting_max: int = 4
+    """Most such retrieves. Each takes several of the jobs of a worker's client, whose other retrieves need them too."""
     moment_s: float = 0.25
     """How long an incomplete answer is believed. Another engine may be storing the rest."""
     lease_spare_s: float = 1.0
@@ -84,6 +89,8 @@ class Options:
             "coming_wait_s",
             "await_wait_s",
             "await_producer_s",
+            "await_tokens_max",
+            "awaiting_max",
             "lease_spare_s",
             "retrieve_wait_s",
             "retrieve_tokens_min",
@@ -170,6 +177,8 @@ class RetrieveOrder(NamedTuple):
     """Why the order cannot be carried out (the tables do not fit). Report it as failed without trying."""
     disk_tokens: int = 0
     """Tokens of this retrieve that the server had only on disk when asked. See ranges.chunks_from_disk()."""
+    wait_s: float = 0.0
+    """How long it may take, because it waits for chunks that another engine computes. 0: it waits for none."""
 
 
 class StoreOrder(NamedTuple):
@@ -193,11 +202,13 @@ class StoreOrder(NamedTuple):
 
 class RetrieveEnd(NamedTuple):
     """The end of a retrieve: all ranks have reported. ok: every block of every rank holds its bytes, else undefined
-    ones."""
+    ones behind token `until`."""
 
     order: RetrieveOrder
     ok: bool
     why: str
+    until: int = 0
+    """The engine goes on after this token."""
 
 
 class StoreEnd(NamedTuple):

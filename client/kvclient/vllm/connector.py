@@ -169,7 +169,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             states = {place: group.block_tokens for place, group in enumerate(self._groups) if group.kind == "state"}
             self._tables = versions.BlockTables(states)
             self._scheduler = self._scheduler_half(vllm_config, kv_cache_config)
-            if getattr(transfer, "kv_load_failure_policy", "recompute") != "recompute":
+            if not _recomputes(transfer):
                 log.warning('kv_load_failure_policy is not "recompute": a request ends with an error when a load fails')
             if not current_platform.is_cpu() and (setting := versions.without_graphs(vllm_config)):
                 log.warning(NO_GRAPHS, setting)
@@ -222,6 +222,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             await_others=self._settings.await_others == "on",
             await_wait_s=self._settings.await_wait_ms / 1000,
             await_producer_s=self._settings.await_producer_ms / 1000,
+            await_tokens_max=self._await_tokens_max(transfer, kv_config),
         )
         keyer = Keyer(
             chunk_tokens=self._chunk_tokens,
@@ -242,6 +243,13 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             transfer_params=TransferParams(self._engine) if not self._is_one_of_several else None,
         )
         return GuardedScheduler(half, self._groups, release=vllm.__version__)
+
+    def _await_tokens_max(self, transfer: Any, kv_config: Any) -> int:
+        """Most tokens whose blocks may wait for another engine. None where a retrieve that ends short would fail its
+        request or lose what came, or where it would keep other retrieves from the memory through which they pass."""
+        if not (_recomputes(transfer) and _fails_by_block(self._groups)) or self._device == PORTABLE:
+            return 0
+        return int(kv_config.num_blocks) * self._groups[0].block_tokens * self._settings.await_blocks_percent // 100
 
     def _events(self, config: Any, kv_config: Any) -> RouterEvents | None:
         """The events for routers. None unless vLLM's own events are on and this engine can fetch what it tells."""
@@ -627,6 +635,11 @@ def _gathered(mine: object) -> list[Any]:
     told: list[Any] = [None] * stages.world_size
     torch.distributed.all_gather_object(told, mine, group=stages.cpu_group)
     return told
+
+
+def _recomputes(transfer: Any) -> bool:
+    """Whether vLLM computes what a failed load did not bring."""
+    return bool(getattr(transfer, "kv_load_failure_policy", "recompute") == "recompute")
 
 
 def _fails_by_block(groups: Sequence[Group]) -> bool:

@@ -56,6 +56,7 @@ MUST_BE_EMPTY = attrgetter(
     "_offload._pledging._new",
     "_offload._pledging._over",
     "_offload._retrieves._jobs",
+    "_offload._awaiting",
     "_offload._stores._jobs",
     "_offload._lookups._in_flight",
 )
@@ -228,8 +229,16 @@ class World:
             self.counts["aborted"] += 1
 
     def _give_up(self) -> None:
-        """Aborts requests that vLLM no longer schedules, because it waits for the token it dropped."""
-        stuck = [name for name, asked in self._live.items() if asked.request.num_output_placeholders]
+        """Aborts requests that vLLM no longer schedules.
+
+        It waits for the token it dropped. Or another connector's load has failed whole: 0.32 goes on reserving blocks
+        for its request, and in a small pool these are the ones that the request's next load needs."""
+        reserved = getattr(self._scheduler, "_inflight_prefills", ())
+        stuck = [
+            name
+            for name, (request, _) in self._live.items()
+            if request.num_output_placeholders or (request.status == RequestStatus.WAITING and request in reserved)
+        ]
         require(bool(stuck) or not self._live, f"not at an end: {list(self._live)}")
         self.counts["stuck by vLLM itself"] += len(stuck)
         while self._live:
@@ -343,6 +352,7 @@ class World:
     def _require_nothing_left(self) -> None:
         server, engine = self._outside.server, self._engine
         require(not self._outside.jobs.under_way, "jobs are left")
+        require(not server.waiters, "loads wait that have ended")
         server.expire()
         # An unread answer may have brought a lease.
         require(not server.leases or len(self._outside.client) > 0, f"leases {list(server.leases)} are left")

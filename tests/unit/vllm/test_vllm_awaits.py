@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from kvclient.offload.ends import Report
+from kvclient.offload.values import RetrieveOrder
+from kvclient.values import RetrieveResult
 from kvclient.vllm.transfer_params import TransferParams
 from tests.rigs.vllm_rig import CHUNK, Bench, request, stored
 
@@ -184,3 +187,35 @@ def test_keys_that_nobody_reads_change_nothing(more: dict[Any, object]) -> None:
     at.admit(asked)
     at.step(r=CHUNK)
     assert len(at.server.pledges) == 1
+
+
+# ---------------------------------------------------------------- blocks that are filled while another engine computes
+
+
+def filling(asked: Any) -> tuple[Bench, RetrieveOrder]:
+    """An engine whose request has its blocks, while another one computes all but the first chunk."""
+    at = Bench(await_others=True, await_wait_s=5.0, await_tokens_max=10 * TOKENS)
+    at.hold(asked, chunks=1)
+    at.server.awaited = 2
+    assert at.admit(asked) == 3 * CHUNK
+    (order,), stores = at.step()
+    assert stores == ()
+    return at, order
+
+
+def test_a_request_gets_its_blocks_while_another_engine_computes() -> None:
+    at, order = filling(request(tokens=TOKENS))
+    assert (order.end_tokens, order.lease.chunks, order.lease.awaited) == (3 * CHUNK, 1, 2)
+    assert 4.0 < order.wait_s <= 5.0
+    at.half.ended([Report(order.job, 0, RetrieveResult(False, 0, "not-coming", 2), 1.0)])
+    assert at.server.released == [order.lease.number]
+    _, (rest,) = at.step(r=TOKENS)
+    assert (rest.first_chunk, rest.chunks) == (2, 1), "the server has what came"
+
+
+def test_an_aborted_request_gives_its_lease_back_though_its_retrieve_goes_on() -> None:
+    at, order = filling(request(tokens=TOKENS))
+    at.half.finished("r")
+    assert at.half.busy()
+    at.step()
+    assert at.server.released == [order.lease.number]
