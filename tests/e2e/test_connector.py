@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from kvclient.offload.values import Statistics
+from kvclient.offload.values import Group, Statistics
 from kvclient.values import StoreResult
 from tests.e2e.checks import release
 
@@ -360,3 +360,21 @@ def test_weights_are_looked_at_where_they_were_downloaded(
 
     assert weights(None) == b"before"
     assert weights(str(tmp_path / "mine")) == b"now"
+
+
+@pytest.mark.parametrize(
+    ("policy", "device", "groups", "tokens"),
+    [
+        ("recompute", "host", [Group(16)], 41 * 16 * 30 // 100),
+        ("fail", "host", [Group(16)], 0),
+        ("recompute", "portable", [Group(16)], 0),
+        ("recompute", "host", [Group(16), Group(16, "window", 32)], 0),
+        ("recompute", "host", [Group(16, "window", 32)], 0),
+    ],
+)
+def test_blocks_wait_for_others_only_where_what_a_load_did_not_bring_is_computed(
+    module: Any, policy: str, device: str, groups: list[Group], tokens: int
+) -> None:
+    connector = SimpleNamespace(_groups=groups, _device=device, _settings=SimpleNamespace(await_blocks_percent=30))
+    transfer, kv_config = SimpleNamespace(kv_load_failure_policy=policy), SimpleNamespace(num_blocks=41)
+    assert module.KvServerConnector._await_tokens_max(connector, transfer, kv_config) == tokens

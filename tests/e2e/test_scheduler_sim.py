@@ -35,6 +35,13 @@ def test_beside_another_connector_that_fails_nothing_wrong_is_stored(models: Pat
     assert missing(("brought by another", "not brought by another", "between steps", "stores", "loads"), said) == []
 
 
+def test_loads_that_wait_for_other_engines_keep_few_blocks_and_only_what_came(models: Path) -> None:
+    said = _run("tests.e2e.scheduler_sim", "--awaits", "--seeds", "30", "--model", str(models / "llama"))
+    assert "30 seeds, 0 failed" in said
+    happened = ("loads that wait", "loads that ended short", "passed on", "pledges", "chunks of another engine")
+    assert missing(happened, said) == []
+
+
 def test_deliberate_bugs_are_noticed(models: Path) -> None:
     said = _run("tests.e2e.scheduler_sim.drill", "--seeds", "200", "--model", str(models / "llama"))
     assert " 0 survived" in said

@@ -14,6 +14,7 @@ from kvclient.vllm.answers import Answers
 from kvclient.vllm.events import RouterEvents
 from kvclient.vllm.keys import Keyer
 from kvclient.vllm.scheduler import Scheduled, Scheduler
+from kvclient.vllm.transfer_params import TransferParams
 from kvserver.errors import RequestError
 from kvserver.wire.messages import KEY_BYTES
 
@@ -34,6 +35,8 @@ class Server:
         """Number of chunks on disk at the end of each prefix that a lookup finds."""
         self.coming = 0
         """Chunks after those that a remote store may bring."""
+        self.awaited = 0
+        """Chunks after those that another engine computes."""
         self.may_wait = False
         """Whether the last lookup could wait."""
         self.pledges: dict[int, bytes] = {}
@@ -85,11 +88,12 @@ class Server:
         chunks = 0
         while keys[chunks * KEY_BYTES : (chunks + 1) * KEY_BYTES] in self.held:
             chunks += 1
-        if chunks < max(1, chunks_wanted_min):
+        awaited = self.awaited if self.may_wait else 0
+        if chunks + awaited < max(1, chunks_wanted_min):
             return Found(chunks, None, coming=self.coming)
         self.leased += 1
-        lease = Lease(self.leased, chunks, 1, float("inf"), min(chunks, self.chunks_on_disk))
-        return Found(chunks, lease, coming=self.coming)
+        lease = Lease(self.leased, chunks, 1, float("inf"), min(chunks, self.chunks_on_disk), awaited)
+        return Found(chunks, lease, coming=self.coming, awaited=awaited)
 
     def pledge(self, namespace: bytes, keys: bytes) -> PledgeResult:
         assert namespace == NAMESPACE
@@ -156,9 +160,14 @@ class Bench:
         hashes: bool = False,
         retrieves: bool = True,
         coming_wait_s: float = 0.0,
+        await_others: bool = False,
         await_wait_s: float = 0.0,
+        await_producer_s: float = 0.0,
+        await_tokens_max: int = 0,
+        stores: bool = True,
         events: RouterEvents | None = None,
         answers: Answers | None = None,
+        transfer_params: TransferParams | None = None,
     ) -> None:
         self.server, self.pool = Server(), Pool()
         options = Options(
@@ -168,9 +177,13 @@ class Bench:
             engine_steps_back=True,
             null_block=0,
             ahead_max=ahead_max,
+            stores=stores,
             retrieves=retrieves,
             coming_wait_s=coming_wait_s,
+            await_others=await_others,
             await_wait_s=await_wait_s,
+            await_producer_s=await_producer_s,
+            await_tokens_max=await_tokens_max,
         )
         keyer = Keyer(chunk_tokens=CHUNK, hash_block_tokens=BLOCK if hashes else 0)
         server: Any = self.server
@@ -185,6 +198,7 @@ class Bench:
             stores_over=lambda: self.over,
             events=events,
             answers=answers,
+            transfer_params=transfer_params,
         )
         self.half.use_pool(self.pool)
         self.half.use_namespace({NAMESPACE})

@@ -19,6 +19,9 @@ Rule 4: chunks that the server holds are not stored again. Stores begin at the f
 failed retrieve, after a lookup that found less, or if a store met a gap while the server read its disks.
 
 Rule 5: a request whose retrieve failed is computed. It does not ask again, so it cannot loop forever.
+
+Rule 6: a retrieve that waits for another engine holds blocks meanwhile. So few do that engines cannot starve each
+other. Each ends with what came when the other engine ends, or at its time.
 """
 
 import itertools
@@ -34,13 +37,14 @@ from kvclient.offload.ranges import (
     tokens_within,
     usable_tokens,
 )
-from kvclient.offload.request import Jobs, Phase, Request
+from kvclient.offload.request import Answer, Jobs, Phase, Request
 from kvclient.offload.values import (
     LookupOrder,
     Options,
     PledgeOrder,
     RetrieveEnd,
     RetrieveOrder,
+    Side,
     Statistics,
     StoreEnd,
     StoreOrder,
@@ -48,6 +52,7 @@ from kvclient.offload.values import (
     Tables,
 )
 from kvclient.values import Found, Lease, PledgeResult, RetrieveResult, StoreResult
+from kvserver.wire.messages import CHUNKS_MAX
 
 CHAIN_GOES_ON = ("busy", "late")
 """Reasons of a short store that leave no gap: somebody else stores the rest, or only its count was lost."""
@@ -74,6 +79,8 @@ class Offload:
         self._retrieves: Jobs[RetrieveOrder] = Jobs(options.ranks)
         self._stores: Jobs[StoreOrder] = Jobs(options.ranks)
         self._chunks_storing = 0
+        self._awaiting: dict[int, RetrieveOrder] = {}
+        """Retrieves that wait for another engine, by job."""
         self._summaries: list[Summary] = []
         self._unavailable = ""
 
@@ -83,12 +90,12 @@ class Offload:
 
     # ---------------------------------------------------------------- requests
 
-    def begin(self, request: Hashable, *, tokens: int, keys: bytes, reads: bool = True) -> None:
+    def begin(self, request: Hashable, *, tokens: int, keys: bytes, reads: bool = True, side: Side = "") -> None:
         """Begin a request of `tokens` prompt tokens. keys: the packed keys of its whole chunks.
 
         reads: False if the request must compute all its tokens itself. It is stored and takes no lease.
         """
-        self._begin(Request(request, tokens, keys, reads=reads and self._options.retrieves))
+        self._begin(Request(request, tokens, keys, reads=reads and self._options.retrieves, side=side))
 
     def begin_unkeyed(self, request: Hashable, *, tokens: int, why: str) -> None:
         """Begin a request that has no safe keys. It is neither looked up nor stored, and is counted under `why`."""
@@ -126,8 +133,8 @@ class Offload:
         tokens: length of the sequence, output included. hbm_tokens: 0 if it is known only after allocation.
 
         May be called any number of times, and promises what allocated() then does. Each reason for None has a bound:
-        lookup_deadline_s for an answer (at most two are waited for), coming_wait_s or await_wait_s for what is coming,
-        and retrieve_wait_s for a turn.
+        lookup_deadline_s for an answer (at most two are waited for), coming_wait_s, await_producer_s or await_wait_s
+        for what is coming, and retrieve_wait_s for a turn.
         """
         it = self._requests[request]
         self._forget_ahead(request)
@@ -168,11 +175,25 @@ class Offload:
         disk_tokens = tokens_within(
             it.disk_chunks, chunk_tokens=self._options.chunk_tokens, begin=hbm_tokens, end=end_tokens
         )
-        order = RetrieveOrder(number, request, it.answer.lease, blocks, hbm_tokens, end_tokens, refused, disk_tokens)
+        waits = end_tokens > it.answer.chunks * self._options.chunk_tokens
+        order = RetrieveOrder(
+            number,
+            request,
+            it.answer.lease,
+            blocks,
+            hbm_tokens,
+            end_tokens,
+            refused,
+            disk_tokens,
+            wait_s=it.answer.wait_s if waits else 0.0,
+        )
+        if waits:
+            self._awaiting[number] = order
+            it.found_tokens = end_tokens
         self._count_admission(it, hbm_tokens)
         it.answer = None  # its lease is the job's now
         it.phase, it.retrieve = Phase.RETRIEVING, number
-        self._retrieves.begin(order, it)
+        self._retrieves.begin(order, it, chunks=CHUNKS_MAX)
         self.statistics.retrieves += 1
         self.statistics.retrieves_in_flight = len(self._retrieves)
         return order
@@ -214,7 +235,7 @@ class Offload:
             if it.phase is Phase.RETRIEVING:
                 return False
             self.admitted(request, hbm_tokens=0)
-        if self._options.pledges and not it.is_pledged and not self._unavailable:
+        if self._options.pledges(it.side) and not it.is_pledged and not self._unavailable:
             self._pledging.computed(it)
         it.due = min(tokens // self._options.chunk_tokens, it.chunks)
         if it.due <= it.frontier or it.stopped or self._unavailable or not self._options.stores:
@@ -278,6 +299,8 @@ class Offload:
             self.statistics.skip(it.stopped, (it.due - it.frontier) * self._options.chunk_tokens)
         self._lookups.set_answer(it, None)
         self._pledging.stops(it)
+        if it.retrieve in self._awaiting:
+            self._lookups.release(self._awaiting[it.retrieve].lease)  # it fails at its next part, and frees its blocks
         it.phase, it.retrieve = Phase.FINISHED, 0
         self._sum_up(it)
 
@@ -333,24 +356,29 @@ class Offload:
 
         Returns the end of the job after the last rank's report.
         """
-        ended = self._retrieves.reported(job, rank, why="" if result.ok else result.why or "failed", seconds=seconds)
+        chunks = CHUNKS_MAX if result.ok else result.right_chunks
+        why = "" if result.ok else result.why or "failed"
+        ended = self._retrieves.reported(job, rank, chunks=chunks, why=why, seconds=seconds)
         if ended is None:
             return None
         order, it = ended.order, ended.owner
+        until = order.end_tokens if not ended.why else order.hbm_tokens
+        if self._awaiting.pop(job, None) is not None and ended.why:
+            until = max(until, min(ended.chunks * self._options.chunk_tokens, order.end_tokens))
         it.retrieve_s = (it.retrieve_s or 0.0) + ended.seconds
         self.statistics.retrieves_in_flight = len(self._retrieves)
+        self.statistics.tokens_retrieved += until - order.hbm_tokens
         if ended.why:
             self.statistics.retrieves_failed += 1
-            self.statistics.skip("retrieve-failed", order.end_tokens - order.hbm_tokens)
+            self.statistics.skip("retrieve-failed", order.end_tokens - until)
             self._lookups.release(order.lease)  # some rank may not have used it
         else:
-            self.statistics.tokens_retrieved += order.end_tokens - order.hbm_tokens
             self.statistics.tokens_from_disk += order.disk_tokens
         if it.retrieve == job:
             it.retrieve = 0
-            self._resume(it, order, ended.why)
+            self._resume(it, order, ended.why, until)
         self._sum_up(it)
-        return RetrieveEnd(order, not ended.why, ended.why)
+        return RetrieveEnd(order, not ended.why, ended.why, until)
 
     def store_ended(self, job: int, rank: int, result: StoreResult, *, seconds: float = 0.0) -> StoreEnd | None:
         """Take one rank's report: the result, and how long the job took there. A repeated report has no effect.
@@ -386,10 +414,7 @@ class Offload:
     def awaits_more(self, request: Hashable, now_s: float) -> bool:
         """Whether the request waits for chunks that are coming: match() is to be called again after a pause."""
         it = self._requests[request]
-        answer = it.answer
-        if answer is None or not (answer.coming or answer.awaited):
-            return False
-        return self._lookups.is_in_time(it, answer, now_s)
+        return it.answer is not None and self._lookups.is_in_time(it, it.answer, now_s)
 
     def busy(self) -> bool:
         """Whether something is in flight whose end must be delivered. Then an idle engine must keep polling."""
@@ -416,17 +441,18 @@ class Offload:
     def _ask_what_is_held(self, it: Request, now_s: float) -> int | None:
         """As match(), for a request that retrieves nothing. It asks only to avoid storing what the server holds.
 
-        A request that never reads waits for the answer. Otherwise the chunks of its first step, which may be its last,
-        would not be stored.
+        A request that never reads waits for the answer, and so does a producer. Otherwise the chunks of its first step,
+        which may be its last, would not be stored.
         """
+        needs_answer = not it.reads or it.side == "producer"
         if not self._options.stores:
             return 0
         if it.lookup is None:
             if it.answer is None or not it.answer.still_good(self._options, now_s):
                 self._lookups.ask(it, hbm_tokens=it.tokens, now_s=now_s)
-        elif not it.reads:
+        elif needs_answer:
             self._lookups.gave_up(it, now_s)
-        return None if not it.reads and it.answer is None and it.lookup is not None else 0
+        return None if needs_answer and it.answer is None and it.lookup is not None else 0
 
     def _offer(self, it: Request, hbm_tokens: int, now_s: float) -> int | None:
         """As match(), for a request that may read and has something to gain."""
@@ -439,7 +465,8 @@ class Offload:
                 it.lookup = it.lookup._replace(is_ahead=False)
             if it.answer is None or (it.lookup is not None and not it.answer.is_told):
                 return None
-        if self._lookups.awaits_more(it, hbm_tokens=hbm_tokens, now_s=now_s):
+        it.answer.wait_s = self._may_wait_s(it, it.answer, hbm_tokens, now_s)
+        if not it.answer.wait_s and self._lookups.awaits_more(it, hbm_tokens=hbm_tokens, now_s=now_s):
             return None
         tokens = self._say(it, hbm_tokens, now_s)
         if tokens and it.lookup is not None:
@@ -449,6 +476,31 @@ class Offload:
             # first.
             it.answer.is_told = True
         return tokens
+
+    def _may_wait_s(self, it: Request, answer: Answer, hbm_tokens: int, now_s: float) -> float:
+        """How long a retrieve that begins now may wait for the awaited chunks. 0: the request is to wait without
+        blocks, or there are none.
+
+        In the second half of await_wait_s no retrieve begins so: its time may be too short for what is there already.
+        """
+        if not answer.awaited or answer.is_told or it.lookup is not None or it.asked_first_s is None:
+            return 0.0
+        if not answer.has_lease(self._options, now_s) or len(self._retrieves) >= self._options.retrieves_max:
+            return 0.0
+        usable = usable_tokens(self._options, it.tokens)
+        end_tokens = min((answer.chunks + answer.awaited) * self._options.chunk_tokens, usable)
+        if end_tokens - hbm_tokens < self._options.gain_min or self._lookups.expects_beyond(it, answer):
+            return 0.0
+        held = self._block_tokens_up_to(end_tokens)
+        held += sum(self._block_tokens_up_to(order.end_tokens) for order in self._awaiting.values())
+        is_much = held > self._options.await_tokens_max or len(self._awaiting) >= self._options.awaiting_max
+        left_s = it.asked_first_s + self._options.await_wait_s - now_s
+        return 0.0 if is_much or left_s < self._options.await_wait_s / 2 else left_s
+
+    def _block_tokens_up_to(self, tokens: int) -> int:
+        """Tokens of the blocks that hold so many."""
+        block_tokens = max(group.block_tokens for group in self._options.groups)
+        return -(-tokens // block_tokens) * block_tokens
 
     def _say(self, it: Request, hbm_tokens: int, now_s: float) -> int | None:
         """The return value of match() that follows from the answer."""
@@ -480,7 +532,7 @@ class Offload:
         """Tokens that a retrieve would bring. 0 if they are too few, and then `it.why` says why."""
         if it.answer is None:
             return 0
-        found_tokens = it.answer.chunks * self._options.chunk_tokens
+        found_tokens = (it.answer.chunks + (it.answer.awaited if it.answer.wait_s else 0)) * self._options.chunk_tokens
         gain = min(found_tokens, usable_tokens(self._options, it.tokens)) - hbm_tokens
         it.why = it.answer.why
         if gain >= self._options.gain_min and is_aligned(self._options, hbm_tokens):
@@ -495,15 +547,17 @@ class Offload:
         self.statistics.tokens_hbm += hbm_tokens
         self.statistics.tokens_found += min(it.found_tokens, it.tokens)
 
-    def _resume(self, it: Request, order: RetrieveOrder, why: str) -> None:
-        """The engine goes on with a request that waited for a retrieve."""
+    def _resume(self, it: Request, order: RetrieveOrder, why: str, until: int) -> None:
+        """The engine goes on behind token `until` with a request that waited for a retrieve."""
         it.phase = Phase.RUNNING
+        it.retrieved_tokens += until - order.hbm_tokens
+        chunks = until // self._options.chunk_tokens
         if not why:
-            it.retrieved_tokens += order.end_tokens - order.hbm_tokens
             it.disk_tokens += order.disk_tokens
+            it.frontier = max(it.frontier, chunks)
             return
         it.is_barred, it.why = True, why
-        it.frontier, it.stopped, it.held_for_sure = order.hbm_tokens // self._options.chunk_tokens, "", None
+        it.frontier, it.stopped, it.held_for_sure = chunks, "", None
 
     def _sum_up(self, it: Request) -> None:
         if it.phase is not Phase.FINISHED or it.jobs:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, NamedTuple, TypeVar
 
-from kvclient.offload.values import Options, RetrieveOrder, StoreOrder
+from kvclient.offload.values import Options, RetrieveOrder, Side, StoreOrder
 from kvclient.values import Lease, PledgeResult
 from kvserver.wire.messages import KEY_BYTES
 
@@ -52,6 +52,8 @@ class Answer:
     """None until a match() that waited for the answer has seen it."""
     is_told: bool = False
     """match() has returned 0 because of this answer."""
+    wait_s: float = 0.0
+    """If not 0, the last match() has offered the awaited chunks too, and a retrieve may wait for them so long."""
 
     def still_good(self, options: Options, now_s: float) -> bool:
         """Whether the answer may still be used. A complete answer with a lease is good as long as the lease.
@@ -81,6 +83,7 @@ class Request:
     """Packed keys of the whole chunks. Empty if the request cannot be keyed."""
     reads: bool
     is_keyed: bool = True
+    side: Side = ""
     tokens: int = 0
     """Length of the sequence at the last match, output included."""
     phase: Phase = Phase.WAITING
@@ -88,6 +91,10 @@ class Request:
     answer: Answer | None = None
     asked_first_s: float | None = None
     """Time of its first lookup, from which waits for what is coming count."""
+    seen_chunks: int = -1
+    """The most chunks that a match() has seen in an answer, awaited ones included. -1: it has seen none."""
+    seen_s: float = 0.0
+    """Time at which a match() has seen that they had become more."""
     disk_chunks: int = 0
     """Bits of the chunks that leases of this wait had read from disk. See tiers.py."""
     queued_s: float | None = None
@@ -158,7 +165,7 @@ class Job(Generic[Order]):
     owner: Request
     ranks_left: set[int]
     chunks: int
-    """Stores only: the fewest chunks that any rank holds."""
+    """The fewest leading chunks that any rank has: of a store's order, or of the prefix of a retrieve."""
     seconds: float = 0.0
     """Duration on the slowest rank."""
     why: str = ""

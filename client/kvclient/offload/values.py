@@ -7,13 +7,17 @@ per group, in the order of Options.groups: tables[g][i] is the block that holds 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from kvclient.values import Blocks, Lease
 from kvserver.errors import RequestError
 from kvserver.wire.messages import KEY_BYTES, Kind
 
 Tables = Sequence[Sequence[int]]
+
+Side = Literal["", "producer", "consumer"]
+"""The side of a request that is computed on one engine and goes on at another. producer: this engine computes its
+prompt, and others wait for that. consumer: another engine computes it, or will soon. Empty: neither."""
 
 
 class Group(NamedTuple):
@@ -50,9 +54,18 @@ class Options:
     coming_wait_s: float = 0.0
     """How long a lookup whose answer says that more is coming is asked again, from the request's first lookup on.
     0: never."""
+    await_others: bool = False
+    """Whether every prompt that another engine computes is waited for, and every prompt is pledged to others. Else only
+    consumers wait, and only producers pledge (Side)."""
     await_wait_s: float = 0.0
-    """How long a prompt that another engine computes now is waited for, from the request's first lookup on. 0: never,
-    and nothing is pledged to others."""
+    """How long another engine is waited for, from the request's first lookup on. 0: never."""
+    await_producer_s: float = 0.0
+    """How long a consumer waits for the first sign of its producer, or the next one: a pledge or another chunk."""
+    await_tokens_max: int = 0
+    """Most tokens whose blocks retrieves hold that wait for another engine. Requests beyond that wait without blocks.
+    Only where a retrieve may end short and the engine uses what came."""
+    awaiting_max: int = 4
+    """Most such retrieves. Each takes several of the jobs of a worker's client, whose other retrieves need them too."""
     moment_s: float = 0.25
     """How long an incomplete answer is believed. Another engine may be storing the rest."""
     lease_spare_s: float = 1.0
@@ -75,6 +88,9 @@ class Options:
             "lookup_deadline_s",
             "coming_wait_s",
             "await_wait_s",
+            "await_producer_s",
+            "await_tokens_max",
+            "awaiting_max",
             "lease_spare_s",
             "retrieve_wait_s",
             "retrieve_tokens_min",
@@ -99,10 +115,13 @@ class Options:
         """
         return all(group.kind == "full" for group in self.groups)
 
-    @property
-    def pledges(self) -> bool:
-        """Whether others are told which prompts this engine computes."""
-        return self.stores and self.await_wait_s > 0
+    def awaits(self, side: Side) -> bool:
+        """Whether a request of that side waits for another engine that computes its prompt."""
+        return self.await_wait_s > 0 and (self.await_others or side == "consumer")
+
+    def pledges(self, side: Side) -> bool:
+        """Whether others are told that this engine computes a prompt of that side."""
+        return self.stores and (self.await_others or side == "producer")
 
     @cached_property
     def gain_min(self) -> int:
@@ -158,6 +177,8 @@ class RetrieveOrder(NamedTuple):
     """Why the order cannot be carried out (the tables do not fit). Report it as failed without trying."""
     disk_tokens: int = 0
     """Tokens of this retrieve that the server had only on disk when asked. See ranges.chunks_from_disk()."""
+    wait_s: float = 0.0
+    """How long it may take, because it waits for chunks that another engine computes. 0: it waits for none."""
 
 
 class StoreOrder(NamedTuple):
@@ -181,11 +202,13 @@ class StoreOrder(NamedTuple):
 
 class RetrieveEnd(NamedTuple):
     """The end of a retrieve: all ranks have reported. ok: every block of every rank holds its bytes, else undefined
-    ones."""
+    ones behind token `until`."""
 
     order: RetrieveOrder
     ok: bool
     why: str
+    until: int = 0
+    """The engine goes on after this token."""
 
 
 class StoreEnd(NamedTuple):

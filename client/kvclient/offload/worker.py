@@ -125,7 +125,9 @@ class Worker:
         why = order.refused or ("" if self._cache is not None else "not-registered")
         self._begin(
             order,
-            lambda cache: self._client.retrieve(cache, order.lease, order.blocks, after=after),
+            lambda cache: self._client.retrieve(
+                cache, order.lease, order.blocks, after=after, timeout_s=order.wait_s or None
+            ),
             otherwise=RetrieveResult(False, 0, why),
         )
 

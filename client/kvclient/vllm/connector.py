@@ -62,6 +62,7 @@ from kvclient.vllm.self_test import BlockTensor, self_test
 from kvclient.vllm.settings import parse
 from kvclient.vllm.side_tensors import SideTensor, SideTensors
 from kvclient.vllm.stages import Stage, told_by_all
+from kvclient.vllm.transfer_params import TransferParams
 from kvserver.errors import RequestError
 
 with versions.reading(vllm.__version__):
@@ -161,13 +162,14 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
         self._chunk_tokens = chosen_chunk_tokens(self._groups, self._settings.chunk_tokens)
         self._engine, self._epoch = _engine(vllm_config)
         if role == KVConnectorRole.SCHEDULER:
+            self._is_one_of_several = versions.is_made_by("multi_connector")
             if not self._is_listed:
                 log.warning(UNLISTED, vllm.__version__, releases.newest())
             versions.check_read_while_serving(vllm.__version__)
             states = {place: group.block_tokens for place, group in enumerate(self._groups) if group.kind == "state"}
             self._tables = versions.BlockTables(states)
             self._scheduler = self._scheduler_half(vllm_config, kv_cache_config)
-            if getattr(transfer, "kv_load_failure_policy", "recompute") != "recompute":
+            if not _recomputes(transfer):
                 log.warning('kv_load_failure_policy is not "recompute": a request ends with an error when a load fails')
             if not current_platform.is_cpu() and (setting := versions.without_graphs(vllm_config)):
                 log.warning(NO_GRAPHS, setting)
@@ -217,7 +219,10 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             null_block=versions.NULL,
             lookup_deadline_s=self._settings.lookup_timeout_ms / 1000,
             coming_wait_s=self._settings.remote_wait_ms / 1000,
-            await_wait_s=self._settings.await_wait_ms / 1000 if self._settings.await_others == "on" else 0.0,
+            await_others=self._settings.await_others == "on",
+            await_wait_s=self._settings.await_wait_ms / 1000,
+            await_producer_s=self._settings.await_producer_ms / 1000,
+            await_tokens_max=self._await_tokens_max(transfer, kv_config),
         )
         keyer = Keyer(
             chunk_tokens=self._chunk_tokens,
@@ -235,8 +240,16 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             stores_over=self._stores_over,
             events=self._events(config, kv_config),
             answers=Answers() if self._may_lose_counts(config) else None,
+            transfer_params=TransferParams(self._engine) if not self._is_one_of_several else None,
         )
         return GuardedScheduler(half, self._groups, release=vllm.__version__)
+
+    def _await_tokens_max(self, transfer: Any, kv_config: Any) -> int:
+        """Most tokens whose blocks may wait for another engine. None where a retrieve that ends short would fail its
+        request or lose what came, or where it would keep other retrieves from the memory through which they pass."""
+        if not (_recomputes(transfer) and _fails_by_block(self._groups)) or self._device == PORTABLE:
+            return 0
+        return int(kv_config.num_blocks) * self._groups[0].block_tokens * self._settings.await_blocks_percent // 100
 
     def _events(self, config: Any, kv_config: Any) -> RouterEvents | None:
         """The events for routers. None unless vLLM's own events are on and this engine can fetch what it tells."""
@@ -308,9 +321,9 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        self._scheduler.finished(request.request_id, block_ids)
+        told = self._scheduler.finished(request.request_id, block_ids)
         self._tables.forget(request.request_id)
-        return False, None
+        return False, told
 
     def has_pending_push_work(self) -> bool:
         return self._scheduler.busy()
@@ -622,6 +635,11 @@ def _gathered(mine: object) -> list[Any]:
     told: list[Any] = [None] * stages.world_size
     torch.distributed.all_gather_object(told, mine, group=stages.cpu_group)
     return told
+
+
+def _recomputes(transfer: Any) -> bool:
+    """Whether vLLM computes what a failed load did not bring."""
+    return bool(getattr(transfer, "kv_load_failure_policy", "recompute") == "recompute")
 
 
 def _fails_by_block(groups: Sequence[Group]) -> bool:

@@ -10,7 +10,8 @@ Covered: sync and async scheduling; the block tables of both model runners; one 
 aggregator; full attention, windows and both; all roles; aborts, preemptions, pauses, resets with new weights, reused
 request names; failed loads, short stores, lost leases, evictions, a server that restarts or is away; vLLM's
 MultiConnector with another connector that loads within a step or between steps, or fails to (--beside: in all
-seeds).
+seeds); prompts that other engines compute, stop computing or come late with, and what a proxy says of requests
+(--awaits: in all seeds).
 
 Not covered: speculation, states, pipeline parallelism, releases before 0.31; the bytes of copies (tests/device); the
 server (tests/sim).

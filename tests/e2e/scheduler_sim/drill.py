@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from kvclient.offload.decide import Offload
+from kvclient.offload.ends import Ends
 from kvclient.offload.lookups import Lookups
 from kvclient.offload.pledging import Pledging
 from kvclient.vllm import connector as vllm
+from kvclient.vllm import versions
 from kvclient.vllm.keys import Keyer
 from kvclient.vllm.other_connectors import UncheckedLoads
 from kvclient.vllm.pins import Pins
@@ -39,6 +41,8 @@ class Bug(NamedTuple):
     replacement: Any
     beside: bool = False
     """The bug matters only beside another connector."""
+    awaits: bool = False
+    """It matters only where other engines are awaited."""
 
 
 def _freed_by_the_first(pins: Any, job: int, rank: int) -> None:
@@ -78,6 +82,30 @@ BUGS = (
     Bug(
         "P2", "another engine is waited for without end", Lookups, "is_in_time", lambda lookups, it, answer, now_s: True
     ),
+    Bug(
+        "P2",
+        "two connectors of one engine answer a proxy",
+        versions,
+        "is_made_by",
+        lambda module: False,
+    ),
+    Bug(
+        "P2",
+        "a load waits whose request fails if it ends short",
+        vllm,
+        "_recomputes",
+        lambda transfer: True,
+        awaits=True,
+    ),
+    Bug(
+        "P2",
+        "loads wait in any number of blocks",
+        vllm.KvServerConnector,
+        "_await_tokens_max",
+        lambda connector, transfer, kv_config: 1 << 30,
+        awaits=True,
+    ),
+    Bug("P1", "all of a load that ended short came", Ends, "_wrong_blocks", lambda ends, order, right: (), awaits=True),
     Bug("P5", "leases are not given back", Lookups, "release", lambda lookups, lease: None),
     Bug(
         "P2",
@@ -150,7 +178,7 @@ def _noticed(bug: Bug, seeds: int, model: Path) -> str:
     """The failing seed and its message; empty if none failed."""
     with mock.patch.object(bug.owner, bug.attribute, bug.replacement):
         for number in range(1, seeds + 1):
-            outcome = run_seed(SEED0 + number, EVENTS, model, beside=bug.beside)
+            outcome = run_seed(SEED0 + number, EVENTS, model, beside=bug.beside, awaits=bug.awaits)
             if outcome.problem:
                 return f"{number}: {outcome.problem}"
     return ""

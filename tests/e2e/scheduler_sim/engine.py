@@ -124,6 +124,7 @@ def _worker(config: Any, kv_config: Any, rank: int) -> Any:
             half.rank = rank
         else:
             half._is_described = True
+            half._worker._half.ends.begin_cache([half._chunk_tokens // BLOCK_TOKENS for _ in half._groups])
             half._worker._half._namespace = Future()
             half._worker._half._namespace.set_result(NAMESPACE)
             half._worker._half._cache = SimpleNamespace(problem=None, registered=True)
@@ -191,8 +192,10 @@ def _transfer_config(options: Options) -> Any:
             "chunk_tokens": options.chunk_tokens,
             "min_load_tokens": options.min_load_tokens,
             "step_wait_us": options.step_wait_us,
-            "await_others": "on" if options.await_wait_ms else "off",
+            "await_others": "on" if options.await_others else "off",
             "await_wait_ms": options.await_wait_ms,
+            "await_producer_ms": options.await_producer_ms,
+            "await_blocks_percent": options.await_blocks_percent,
         },
     }
     if not options.beside:

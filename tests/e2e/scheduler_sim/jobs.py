@@ -1,7 +1,7 @@
 """The ranks' loads and stores in flight. They advance at any moment, check what they store, and load block by block."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from random import Random
@@ -26,15 +26,49 @@ class Store:
     future: "Future[StoreResult]" = field(default_factory=Future)
 
 
-@dataclass
+@dataclass(eq=False)
 class Load:
+    """A load. It may wait for chunks of another engine."""
+
     rank: int
     lease: Lease
     blocks: Sequence[Blocks]
+    chunk_blocks: int
+    rng: Random
+    due_s: float | None
+    """None: it waits for nothing."""
     future: "Future[RetrieveResult]" = field(default_factory=Future)
     is_begun: bool = False
     fails: str = ""
+    right_chunks: int = 0
+    keys: list[bytes] = field(default_factory=list)
+    awaited: list[bytes] = field(default_factory=list)
     to_write: list[tuple[int, list[bytes]]] = field(default_factory=list)
+
+    @property
+    def end_chunk(self) -> int:
+        return max(-(-(item.first_block + len(item.block_ids)) // self.chunk_blocks) for item in self.blocks)
+
+    def came(self, key: bytes, parts: dict[tuple[int, int], list[list[bytes]]]) -> None:
+        """The next chunk of the prefix is there."""
+        chunk = len(self.keys)
+        self.keys.append(key)
+        del self.awaited[:1]
+        self._write(chunk, lambda group, within: parts[group, self.rank][within])
+
+    def fail(self, why: str) -> None:
+        """It ends with what it has. Nobody says what lies in the blocks behind that."""
+        self.fails, self.right_chunks = why, len(self.keys) if why == "not-coming" else 0
+        if self.awaited and self.rng.random() < 0.5:
+            self._write(len(self.keys), lambda group, within: GARBAGE)
+        self.awaited.clear()
+
+    def _write(self, chunk: int, content: Callable[[int, int], list[bytes]]) -> None:
+        for item in self.blocks:
+            for index, block in enumerate(item.block_ids, item.first_block):
+                if index // self.chunk_blocks == chunk:
+                    self.to_write.append((block, content(item.group, index % self.chunk_blocks)))
+        self.rng.shuffle(self.to_write)
 
 
 class RankClient:
@@ -47,11 +81,9 @@ class RankClient:
         self._rank, self._jobs = rank, jobs
 
     def retrieve(
-        self, cache: object, lease: Lease, blocks: Sequence[Blocks], *, after: object = None
+        self, cache: object, lease: Lease, blocks: Sequence[Blocks], *, after: object, timeout_s: float | None
     ) -> "Future[RetrieveResult]":
-        load = Load(self._rank, lease, blocks)
-        self._jobs.under_way.append(load)
-        return load.future
+        return self._jobs.load(self._rank, lease, blocks, timeout_s).future
 
     def store(
         self,
@@ -85,6 +117,22 @@ class Jobs:
         self._chunk_tokens = options.chunk_tokens
         self._chunk_blocks = options.chunk_tokens // BLOCK_TOKENS
         self._ranks = options.ranks
+        self._may_wait = options.on_failed_loads == "recompute"
+        self._waiting_blocks_max = options.blocks * options.await_blocks_percent // 100
+
+    def load(self, rank: int, lease: Lease, blocks: Sequence[Blocks], timeout_s: float | None) -> Load:
+        due_s = self._server.now_s + timeout_s if timeout_s is not None else None
+        load = Load(rank, lease, blocks, self._chunk_blocks, self._rng, due_s)
+        self.under_way.append(load)
+        require(due_s is not None or load.end_chunk <= lease.chunks, "a load waits, and nobody says how long")
+        require(due_s is None or self._may_wait, "a load waits, and its request would fail if it ended short")
+        waiting = [
+            max(item.first_block + len(item.block_ids) for item in other.blocks)
+            for other in self.under_way
+            if isinstance(other, Load) and other.rank == rank and other.due_s is not None
+        ]
+        require(sum(waiting) <= self._waiting_blocks_max, f"{waiting} blocks wait for others")
+        return load
 
     def progress(self) -> None:
         """Advances one job. A rank's stores run in order."""
@@ -96,15 +144,20 @@ class Jobs:
             self._store(next(other for other in self.under_way if isinstance(other, Store) and other.rank == rank))
         elif not job.is_begun:
             self._begin(job)
+        elif job.awaited and job.due_s is not None and self._server.now_s >= job.due_s:
+            job.fail("not-coming")
         elif job.to_write:
             block, held = job.to_write.pop()
             self._require_held(block, "a load writes")
             self._slots.overwrite(job.rank, block, held)
-        else:
+        elif not job.awaited:
             self.under_way.remove(job)
+            if job in self._server.waiters:
+                self._server.waiters.remove(job)
             self.counts["loads"] += 1
             self.counts["loads failed"] += bool(job.fails)
-            job.future.set_result(RetrieveResult(not job.fails, 1, job.fails))
+            self.counts["loads that ended short"] += job.right_chunks > job.lease.chunks
+            job.future.set_result(RetrieveResult(not job.fails, 1, job.fails, job.right_chunks))
 
     # ---------------------------------------------------------------- stores
 
@@ -167,15 +220,17 @@ class Jobs:
         promise.ranks_used.add(job.rank)
         if len(promise.ranks_used) == self._ranks:
             self._server.release(job.lease)
-        for item in job.blocks:
-            for index, block in enumerate(item.block_ids, item.first_block):
-                chunk, within = divmod(index, self._chunk_blocks)
-                held = self._server.chunks[promise.keys[chunk]][item.group, job.rank][within]
-                job.to_write.append((block, held))
-        self._rng.shuffle(job.to_write)
+        for key in promise.keys[: job.end_chunk]:
+            job.came(key, self._server.chunks[key])
+        job.awaited = promise.awaited[: job.end_chunk - len(job.keys)]
         if self.is_faulty and self._rng.random() < self._day.load_fails:
-            job.fails = "mover-lost"
+            job.fail("mover-lost")
             job.to_write = [(block, GARBAGE) for block, _ in job.to_write[: self._rng.randint(0, 3)]]
+        elif len(job.keys) + len(job.awaited) < job.end_chunk:
+            job.fail("not-coming")
+        elif job.awaited:
+            self.counts["loads that wait"] += 1
+            self._server.waiters.append(job)
 
     def _require_held(self, block: int, what: str) -> None:
         is_held = block != NULL_BLOCK and self.pool.blocks[block].ref_cnt > 0

@@ -15,14 +15,14 @@ from .shapes import draw_day, draw_options
 from .world import Outside, World
 
 
-def run_seed(seed: int, events: int, model: Path, *, beside: bool = False) -> Outcome:
+def run_seed(seed: int, events: int, model: Path, *, beside: bool = False, awaits: bool = False) -> Outcome:
     """Runs `events` events, then the end checks.
 
     model: a folder, of which only the configuration is read. beside: there is another connector that sometimes
-    fails; otherwise the seed decides.
+    fails; otherwise the seed decides. awaits: other engines compute prompts too, which are awaited.
     """
     rng = Random(seed)
-    options = draw_options(rng, beside=beside)
+    options = draw_options(rng, beside=beside, awaits=awaits)
     day = draw_day(rng, options, beside=beside)
     clock, slots, meanings = Clock(), Slots(options.ranks, options.blocks), Meanings()
     server = Server(options, rng, clock, partial(computed, meanings, options))

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import takewhile
 from random import Random
+from typing import Protocol
 
 from kvclient.transport.inquiries import Answered
 from kvclient.values import Found, Lease, PledgeResult
@@ -32,9 +33,27 @@ class Clock:
 
 @dataclass
 class Promise:
+    """A lease."""
+
     keys: list[bytes]
+    """The chunks that are here. It grows."""
+    awaited: list[bytes]
+    """The chunks behind those that another engine computes."""
     expires_s: float
     ranks_used: set[int] = field(default_factory=set)
+
+
+class Waiter(Protocol):
+    """A load that waits for chunks of another engine."""
+
+    lease: Lease
+    keys: list[bytes]
+    """The chunks that it has got."""
+    awaited: list[bytes]
+
+    def came(self, key: bytes, parts: dict[tuple[int, int], list[list[bytes]]]) -> None: ...
+
+    def fail(self, why: str) -> None: ...
 
 
 @dataclass
@@ -53,6 +72,7 @@ class Server:
         self.others: list[Others] = []
         self.pledged: dict[int, list[bytes]] = {}
         """Pledge -> the chunks that are still to be stored."""
+        self.waiters: list[Waiter] = []
         self.counts: Counter[str] = Counter()
         self._compute = compute
         self.chunks: dict[bytes, dict[tuple[int, int], list[list[bytes]]]] = {}
@@ -63,6 +83,10 @@ class Server:
         self._options, self._rng, self._clock = options, rng, clock
         self._numbers = 0
 
+    @property
+    def now_s(self) -> float:
+        return self._clock.now_s
+
     def lookup(self, asked: list[bytes], wanted_min: int, *, may_wait: bool) -> Found:
         found = next((count for count in range(len(asked), 0, -1) if self._servable(asked[:count])), 0)
         awaited = self._awaited(asked, found) if may_wait and found < len(asked) else 0
@@ -70,7 +94,7 @@ class Server:
             return Found(found, None, "")
         self._numbers += 1
         expires_s = self._clock.now_s + self._rng.choice(TTLS_S)
-        self.leases[self._numbers] = Promise(asked[:found], expires_s)
+        self.leases[self._numbers] = Promise(asked[:found], asked[found : found + awaited], expires_s)
         lease = Lease(self._numbers, found, self.incarnation, expires_s, awaited=awaited)
         self.counts["lookups that may wait"] += awaited > 0
         return Found(found, lease, "", awaited=awaited, producer="other" if awaited else "")
@@ -101,6 +125,25 @@ class Server:
             self.counts["chunks of another engine"] += 1
         else:
             self.others.remove(other)
+            self._break_off(other.keys)
+
+    def _break_off(self, keys: list[bytes]) -> None:
+        """Some of these chunks were awaited. They do not come."""
+        for promise in self.leases.values():
+            if set(promise.awaited[:1]) & set(keys):
+                promise.awaited.clear()
+        for waiter in list(self.waiters):
+            if set(waiter.awaited[:1]) & set(keys):
+                waiter.fail("not-coming")
+
+    def _pass_on(self) -> None:
+        """A chunk has become whole: whoever awaits it gets it in the same step."""
+        for promise in self.leases.values():
+            while promise.awaited and self._is_whole(promise.awaited[0]):
+                promise.keys.append(promise.awaited.pop(0))
+        for waiter in list(self.waiters):
+            while waiter.awaited and self._is_whole(waiter.awaited[0]):
+                waiter.came(waiter.awaited[0], self.chunks[waiter.awaited[0]])
 
     def holds(self, key: bytes, parts: dict[tuple[int, int], list[list[bytes]]]) -> None:
         """Some parts of a chunk are stored."""
@@ -111,6 +154,7 @@ class Server:
             for keys in self.pledged.values():
                 if key in keys:
                     keys.remove(key)
+            self._pass_on()
         self.pledged = {number: keys for number, keys in self.pledged.items() if keys}
 
     def not_stored(self, missing: list[bytes]) -> None:
@@ -143,8 +187,16 @@ class Server:
         if lease.incarnation == self.incarnation:
             self.leases.pop(lease.number, None)
 
+    def give_back(self, lease: Lease) -> None:
+        """As release(), by the scheduler's half. A load under it that waits fails at its next part, or ends before."""
+        self.release(lease)
+        for waiter in list(self.waiters):
+            if waiter.lease == lease and self._rng.random() < 0.7:
+                waiter.fail("lease-unknown")
+
     def evict(self) -> None:
         promised = {key for promise in self.leases.values() for key in promise.keys}
+        promised |= {key for waiter in self.waiters for key in waiter.keys}
         free = [key for key in self.chunks if key not in promised]
         if free:
             key = self._rng.choice(free)
@@ -160,12 +212,14 @@ class Server:
         self.leases.clear()
         self.pledged.clear()
         self.others.clear()
+        for waiter in list(self.waiters):
+            waiter.fail("connection-lost")
         if self._rng.random() < 0.5:
             self.chunks.clear()
 
     def _is_whole(self, key: bytes) -> bool:
         groups, ranks = range(len(self._options.groups)), range(self._options.ranks)
-        return all((group, rank) in self.chunks[key] for group in groups for rank in ranks)
+        return all((group, rank) in self.chunks.get(key, {}) for group in groups for rank in ranks)
 
     def _servable(self, asked: list[bytes]) -> bool:
         """A brute-force check of the chunks that a boundary needs."""
@@ -233,7 +287,7 @@ class SchedulerClient:
             self._clock.now_s = max(self._clock.now_s, due_s)
 
     def release(self, lease: Lease) -> None:
-        self._server.release(lease)
+        self._server.give_back(lease)
 
     def pledge(self, namespace: bytes, keys: bytes) -> PledgeResult:
         return self._server.pledge(cut(keys)) if self._server.is_up else PledgeResult(0, 0, 0, why="not-connected")

@@ -27,6 +27,20 @@ STEPS_TO_END_MAX = 6000
 LEFT_FREE = 4
 """Blocks that prompts leave free, so that the longest request can finish alone."""
 
+TO_COMPUTE: dict[str, Any] = {"do_remote_decode": True, "do_remote_prefill": False, "remote_host": None}
+TO_GO_ON: dict[str, Any] = {"do_remote_prefill": True, "do_remote_decode": False, "remote_block_ids": [[1]], "more": 7}
+SAID = (
+    TO_COMPUTE,
+    TO_COMPUTE,
+    TO_GO_ON,
+    TO_GO_ON,
+    None,
+    {},
+    {"do_remote_prefill": 1},
+    TO_COMPUTE | TO_GO_ON | {"do_remote_decode": True},
+)
+"""What a proxy says of requests. The last two are nonsense."""
+
 MUST_BE_EMPTY = attrgetter(
     "_live",
     "_known_tokens",
@@ -42,6 +56,7 @@ MUST_BE_EMPTY = attrgetter(
     "_offload._pledging._new",
     "_offload._pledging._over",
     "_offload._retrieves._jobs",
+    "_offload._awaiting",
     "_offload._stores._jobs",
     "_offload._lookups._in_flight",
 )
@@ -147,7 +162,11 @@ class World:
         name = self._name()
         wants_all = rng.random() < self._day.unread
         sampling = SamplingParams(
-            temperature=0, max_tokens=output, ignore_eos=True, prompt_logprobs=0 if wants_all else None
+            temperature=0,
+            max_tokens=output,
+            ignore_eos=True,
+            prompt_logprobs=0 if wants_all else None,
+            extra_args={"kv_transfer_params": rng.choice(SAID)} if self._options.has_proxy else None,
         )
         request = Request(
             name,
@@ -210,8 +229,16 @@ class World:
             self.counts["aborted"] += 1
 
     def _give_up(self) -> None:
-        """Aborts requests that vLLM no longer schedules, because it waits for the token it dropped."""
-        stuck = [name for name, asked in self._live.items() if asked.request.num_output_placeholders]
+        """Aborts requests that vLLM no longer schedules.
+
+        It waits for the token it dropped. Or another connector's load has failed whole: 0.32 goes on reserving blocks
+        for its request, and in a small pool these are the ones that the request's next load needs."""
+        reserved = getattr(self._scheduler, "_inflight_prefills", ())
+        stuck = [
+            name
+            for name, (request, _) in self._live.items()
+            if request.num_output_placeholders or (request.status == RequestStatus.WAITING and request in reserved)
+        ]
         require(bool(stuck) or not self._live, f"not at an end: {list(self._live)}")
         self.counts["stuck by vLLM itself"] += len(stuck)
         while self._live:
@@ -240,9 +267,22 @@ class World:
         self._count(said)
         for output in (output for outputs in said.values() for output in outputs.outputs):
             if output.finish_reason is not None:
+                self._require_answered(output)
                 self._finish(output.request_id, str(output.finish_reason))
         require(not self._engine.has_given_up, "the connector has a bug, and has given up")
         return True
+
+    def _require_answered(self, output: Any) -> None:
+        """A proxy is told what to pass on of each request that was computed for another engine, and of no other."""
+        sent, told = self._live[output.request_id].request.kv_transfer_params, output.kv_transfer_params
+        is_ours = (
+            not self._options.beside and self._options.role != "kv_consumer" and str(output.finish_reason) != "error"
+        )
+        if sent is not TO_COMPUTE or not is_ours:
+            require(not told, f"{output.request_id} is answered with {told}")
+            return
+        require(bool(told and told["do_remote_prefill"]), f"{output.request_id} is answered with {told}")
+        self.counts["passed on"] += 1
 
     def _count(self, said: Any) -> None:
         for outputs in said.values():
@@ -312,6 +352,7 @@ class World:
     def _require_nothing_left(self) -> None:
         server, engine = self._outside.server, self._engine
         require(not self._outside.jobs.under_way, "jobs are left")
+        require(not server.waiters, "loads wait that have ended")
         server.expire()
         # An unread answer may have brought a lease.
         require(not server.leases or len(self._outside.client) > 0, f"leases {list(server.leases)} are left")

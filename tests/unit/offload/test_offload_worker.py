@@ -29,6 +29,8 @@ class Client:
         self.cache = SimpleNamespace(problem=None, wait_registered=self.wait_registered, registered=True)
         self.connected = is_there
         self.waits: list[str] = []
+        self.timeouts: list[float | None] = []
+        """Of retrieves. None: as for any other."""
         self.calls: list[tuple[str, object]] = []
         self.futures: list[Future[Any]] = []
 
@@ -50,7 +52,10 @@ class Client:
         done.set_result(True)
         return done
 
-    def retrieve(self, cache: object, lease: Lease, blocks: Sequence[Blocks], *, after: object) -> Future[Any]:
+    def retrieve(
+        self, cache: object, lease: Lease, blocks: Sequence[Blocks], *, after: object, timeout_s: float | None
+    ) -> Future[Any]:
+        self.timeouts.append(timeout_s)
         return self._begin("retrieve", after)
 
     def store(self, cache: object, first_chunk: int, parent: bytes, *rest: object, after: object) -> Future[Any]:
@@ -229,3 +234,9 @@ def test_blocks_of_the_chunks_before_a_wrong_one_have_not_failed(right_chunks: i
     bench.worker.begin([retrieve()._replace(blocks=(Blocks(0, 1, [7, 8, 9, 3, 4]),))], [])
     bench.client.futures[0].set_result(RetrieveResult(False, 0, "digest", right_chunks))
     assert bench.worker.take_ended().failed_blocks == failed
+
+
+def test_a_retrieve_that_waits_for_another_engine_has_a_time_of_its_own() -> None:
+    bench = Bench()
+    bench.worker.begin([retrieve(1), retrieve(2)._replace(wait_s=7.5)], [])
+    assert bench.client.timeouts == [None, 7.5]

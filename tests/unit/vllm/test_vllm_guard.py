@@ -72,7 +72,9 @@ class Client:
     def register_cache(self, spec: CacheSpec, *, namespace: Future[bytes]) -> Any:
         return self.cache
 
-    def retrieve(self, cache: object, lease: object, blocks: Any, *, after: object) -> Future[Any]:
+    def retrieve(
+        self, cache: object, lease: object, blocks: Any, *, after: object, timeout_s: float | None
+    ) -> Future[Any]:
         return self._begin(RetrieveResult(True, 1, ""), {block for item in blocks for block in item.block_ids})
 
     def store(
@@ -110,6 +112,7 @@ class Engine:
             ranks=RANKS,
             engine_steps_back=True,
             null_block=0,
+            await_others=True,
             await_wait_s=5.0,
         )
         self.keyer = Keyer(chunk_tokens=CHUNK, hash_block_tokens=0)
