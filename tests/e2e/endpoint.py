@@ -13,10 +13,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.e2e.engine import ENVIRONMENT
+from tests.e2e.engine import ENVIRONMENT, START_S
 from tests.process.harness import until
 
-START_S = 150.0
 USUAL: dict[str, object] = {
     "max_model_len": 2048,
     "max_num_seqs": 4,
@@ -24,13 +23,14 @@ USUAL: dict[str, object] = {
     "block_size": 32,
     "kv_cache_memory_bytes": 64 << 20,
 }
+GREEDILY = {"model": "tiny", "max_tokens": 12, "temperature": 0, "ignore_eos": True, "logprobs": 0}
 
 
 class Endpoint:
     """The vLLM server's HTTP API."""
 
     def __init__(self, port: int, process: "subprocess.Popen[bytes]", log: Path) -> None:
-        self._base = f"http://127.0.0.1:{port}"
+        self.base = f"http://127.0.0.1:{port}"
         self._process = process
         self._log = log
 
@@ -41,13 +41,25 @@ class Endpoint:
         except (urllib.error.URLError, OSError):
             return False
 
-    def complete(self, tokens: list[int], *, replica: int | None = None) -> tuple[list[str], list[float]]:
-        """Tokens and their log-probabilities. replica: the one that computes, of several."""
-        greedily = {"max_tokens": 12, "temperature": 0, "ignore_eos": True, "logprobs": 0}
-        body = {"model": "tiny", "prompt": tokens, **greedily}
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def complete(
+        self, tokens: list[int], *, replica: int | None = None, **more: object
+    ) -> tuple[list[str], list[float]]:
+        """Tokens and their log-probabilities. replica: the one that computes, of several. more: fields of the body."""
         chosen = {} if replica is None else {"X-data-parallel-rank": str(replica)}
-        found = json.loads(self._post("/v1/completions", body, **chosen))["choices"][0]["logprobs"]
+        answer = self._post("/v1/completions", {**GREEDILY, "prompt": tokens, **more}, **chosen)
+        found = json.loads(answer)["choices"][0]["logprobs"]
         return found["tokens"], found["token_logprobs"]
+
+    def stream(self, tokens: list[int]) -> list[str]:
+        """The tokens of an answer that comes as a stream."""
+        said = self._post("/v1/completions", {**GREEDILY, "prompt": tokens, "stream": True})
+        events = [json.loads(line) for line in re.findall(r"^data: (\{.*)$", said, re.MULTILINE)]
+        assert said.endswith("data: [DONE]\n\n")
+        return [token for event in events for token in event["choices"][0]["logprobs"]["tokens"]]
 
     def evict(self) -> bool:
         self._post("/reset_prefix_cache", {})
@@ -60,12 +72,12 @@ class Endpoint:
         return sum(map(float, found))
 
     def _get(self, path: str) -> str:
-        with urllib.request.urlopen(self._base + path, timeout=60) as answer:
+        with urllib.request.urlopen(self.base + path, timeout=60) as answer:
             return str(answer.read().decode())
 
     def _post(self, path: str, body: object, **headers: str) -> str:
         request = urllib.request.Request(
-            self._base + path, json.dumps(body).encode(), {"Content-Type": "application/json", **headers}
+            self.base + path, json.dumps(body).encode(), {"Content-Type": "application/json", **headers}
         )
         with urllib.request.urlopen(request, timeout=60) as answer:
             return str(answer.read().decode())

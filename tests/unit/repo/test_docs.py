@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[3]
 PROTOCOL = (ROOT / "docs" / "PROTOCOL.md").read_text()
 ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
 SHOWN = ROOT / "tests" / "e2e" / "README.md"
-DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md")), SHOWN]
+EXAMPLE = ROOT / "examples" / "pd" / "README.md"
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md")), EXAMPLE, SHOWN]
 FOREIGN = ("vllm.", "atom.", "pytest")
 """Name prefixes of foreign modules."""
 WRAPPERS = ("kvclient.atom_serve",)

@@ -1,0 +1,132 @@
+"""examples/pd with real vLLM: the proxy before a prefill and a decode server, which share a kvserver.
+
+The pair says what one engine alone says, and goes on when the prefill side dies.
+"""
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.e2e.checks import CLOSE, prompt, settled, whole_chunks
+from tests.e2e.endpoint import Endpoint, serving
+from tests.e2e.engine import ROOT, transfer_config
+from tests.process.harness import Server, free_port, until
+
+pytestmark = pytest.mark.long
+
+LENGTH = 1900
+STEP_TOKENS = 64
+"""So small that the prompt takes the prefill side thirty steps."""
+ALONE = {"cache_salt": "alone"}
+"""With this an engine finds nothing, neither its own nor the server's, and computes by itself."""
+COMPUTED = ("vllm:prompt_tokens_by_source_total", 'source="local_compute"')
+RETRIEVED = "vllm:kvserver_tokens_retrieved_total"
+
+
+class Pair(NamedTuple):
+    """Both sides and the proxy, which takes requests as an engine does."""
+
+    prefill: Endpoint
+    decode: Endpoint
+    proxy: Endpoint
+    server: Server
+
+
+@pytest.fixture(scope="module")
+def pair(models: Path, server: Server) -> Iterator[Pair]:
+    transfer = transfer_config(server.path, {})
+    with ExitStack() as stack:
+        sides = []
+        for name, step_tokens in (("prefill", STEP_TOKENS), ("decode", 2048)):
+            options = {"kv_transfer_config": transfer, "max_num_batched_tokens": step_tokens}
+            log = server.folder / f"{name}.log"
+            sides.append(stack.enter_context(serving(models / "llama", options, workers=1, log=log)))
+        until("both to be registered", lambda: server.status().caches == 2)
+        prefill, decode = sides
+        port, log = free_port(), server.folder / "proxy.log"
+        command = [sys.executable, str(ROOT / "examples/pd/proxy.py"), "--port", str(port)]
+        command += ["--prefill", prefill.base, "--decode", decode.base]
+        with log.open("wb") as said:
+            process = stack.enter_context(subprocess.Popen(command, stdout=said, stderr=said))
+        stack.callback(process.kill)
+        proxy = Endpoint(port, process, log)
+        until("the proxy to be up", proxy.is_up)
+        proxy.complete(prompt(90, 300))  # after this both know the namespace
+        yield Pair(prefill, decode, proxy, server)
+
+
+def assert_same(found: tuple[list[str], list[float]], wanted: tuple[list[str], list[float]]) -> None:
+    assert found[0] == wanted[0]
+    assert found[1] == pytest.approx(wanted[1], abs=CLOSE)
+
+
+def test_the_pair_says_what_one_engine_says_and_decode_computes_no_more_than_the_tail(pair: Pair) -> None:
+    wanted = pair.decode.complete(prompt(1, LENGTH), **ALONE)
+    computed, retrieved = pair.decode.metric(*COMPUTED), pair.decode.metric(RETRIEVED)
+    found = pair.proxy.complete(prompt(1, LENGTH))
+    assert_same(found, wanted)
+    assert pair.decode.metric(RETRIEVED) - retrieved == whole_chunks(LENGTH)
+    assert pair.decode.metric(*COMPUTED) - computed == LENGTH - whole_chunks(LENGTH)
+    until("the server to be at rest", lambda: settled(pair.server) and not pair.server.status().pledges)
+
+
+def test_a_request_that_vllm_refuses_is_refused_in_its_words_and_the_next_one_is_answered(pair: Pair) -> None:
+    wanted = pair.decode.complete(prompt(2, LENGTH), **ALONE)
+    for wrong in ({"prompt": prompt(2, 5000)}, {"max_tokens": "many"}, {"kv_transfer_params": 7}):
+        with pytest.raises(urllib.error.HTTPError) as refusal:
+            pair.proxy.complete(prompt(2, LENGTH), **wrong)
+        assert refusal.value.code == 400
+        assert json.loads(refusal.value.read())["error"]["code"] == 400
+    assert_same(pair.proxy.complete(prompt(2, LENGTH)), wanted)
+
+
+def test_a_client_that_goes_away_ends_its_request_on_both_sides(pair: Pair) -> None:
+    link = http.client.HTTPConnection(pair.proxy.base.removeprefix("http://"), timeout=60)
+    body = {"model": "tiny", "prompt": prompt(3, LENGTH), "stream": True, "max_tokens": 100, "ignore_eos": True}
+    link.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    until("the pledge", lambda: pair.server.status().pledges)
+    link.close()
+    running = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+    sides = (pair.prefill, pair.decode)
+    until("both sides to be idle", lambda: not any(side.metric(name) for side in sides for name in running))
+    until("the server to be at rest", lambda: settled(pair.server) and not pair.server.status().pledges)
+
+
+def test_a_stream_has_the_tokens_of_an_answer_at_once(pair: Pair) -> None:
+    wanted = pair.proxy.complete(prompt(4, LENGTH))
+    assert pair.proxy.stream(prompt(4, LENGTH)) == wanted[0]
+
+
+def test_a_prefill_side_that_hangs_changes_no_answer(pair: Pair) -> None:
+    wanted = pair.decode.complete(prompt(7, LENGTH), **ALONE)
+    os.killpg(pair.prefill.pid, signal.SIGSTOP)
+    try:
+        assert_same(pair.proxy.complete(prompt(7, LENGTH)), wanted)
+    finally:
+        os.killpg(pair.prefill.pid, signal.SIGCONT)
+
+
+def test_a_prefill_side_that_is_killed_in_the_middle_of_a_prompt_changes_no_answer(pair: Pair) -> None:
+    """The last test here: the prefill side does not come back."""
+    wanted = [pair.decode.complete(prompt(seed, LENGTH), **ALONE) for seed in (5, 6)]
+    chunks, retrieved = pair.server.status().chunks, pair.decode.metric(RETRIEVED)
+    with ThreadPoolExecutor(1) as client:
+        asked = client.submit(pair.proxy.complete, prompt(5, LENGTH))
+        until("the prompt's first chunk", lambda: pair.server.status().chunks > chunks)
+        os.killpg(pair.prefill.pid, signal.SIGKILL)
+        found = asked.result(90)
+    assert 256 <= pair.decode.metric(RETRIEVED) - retrieved < whole_chunks(LENGTH)
+    assert_same(found, wanted[0])
+    assert_same(pair.proxy.complete(prompt(6, LENGTH)), wanted[1])
+    until("the server to be at rest", lambda: settled(pair.server) and not pair.server.status().pledges)
