@@ -151,9 +151,9 @@ class Engine:
         """Sends all prompts at once and decodes greedily. request: further fields of each request (cache_salt)."""
         return [Answer(*item) for item in self.call("generate", [list(prompt) for prompt in prompts], tokens, request)]
 
-    def begin(self, prompts: Sequence[Prompt], *, tokens: int = 12) -> None:
+    def begin(self, prompts: Sequence[Prompt], *, tokens: int = 12, **request: object) -> None:
         """Like generate(), but end() returns the result, so that a test can act in between."""
-        self.send("generate", [list(prompt) for prompt in prompts], tokens, {})
+        self.send("generate", [list(prompt) for prompt in prompts], tokens, request)
 
     def end(self) -> list[Answer]:
         return [Answer(*item) for item in self.receive()]

@@ -38,8 +38,18 @@ class Remote:
     def generate(self, prompts: list[list[int]], tokens: int, request: dict[str, object]) -> list[tuple[Any, ...]]:
         """request: further fields of each request; adapter: the folder of a LoRA adapter."""
         adapter = request.pop("adapter", None)
+        params = request.pop("kv_transfer_params", None)
         lora = LoRARequest("adapter", 1, str(adapter)) if adapter else None
-        return self._answers([{"prompt_token_ids": prompt, **request} for prompt in prompts], tokens, lora)
+        asked = [{"prompt_token_ids": prompt, **request} for prompt in prompts]
+        return self._answers(asked, tokens, lora, kv_transfer_params=params)
+
+    def compute(self, prompt: list[int], params: dict[str, object]) -> object:
+        """Computes a prompt as a proxy's first engine. Returns the params that the proxy passes on."""
+        sampling = vllm.SamplingParams(
+            temperature=0, max_tokens=1, detokenize=False, extra_args={"kv_transfer_params": params}
+        )
+        (output,) = self._llm.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)
+        return output.kv_transfer_params
 
     def generate_embedded(self, prompts: list[tuple[int, int]], tokens: int) -> list[tuple[Any, ...]]:
         """Generates from embeddings; each prompt is (seed, length)."""
@@ -53,8 +63,17 @@ class Remote:
         outputs = self._llm.embed([{"prompt_token_ids": prompt} for prompt in prompts], use_tqdm=False)
         return [(tuple(item.outputs.embedding), item.num_cached_tokens or 0) for item in outputs]
 
-    def _answers(self, asked: list[dict[str, Any]], tokens: int, lora: Any) -> list[tuple[Any, ...]]:
-        sampling = vllm.SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False, logprobs=0)
+    def _answers(
+        self, asked: list[dict[str, Any]], tokens: int, lora: Any, *, kv_transfer_params: object = None
+    ) -> list[tuple[Any, ...]]:
+        sampling = vllm.SamplingParams(
+            temperature=0,
+            max_tokens=tokens,
+            ignore_eos=True,
+            detokenize=False,
+            logprobs=0,
+            extra_args={"kv_transfer_params": kv_transfer_params} if kv_transfer_params else None,
+        )
         outputs = self._llm.generate(asked, sampling, use_tqdm=False, lora_request=lora)
         return [
             (tuple(item.outputs[0].token_ids), _logprobs(item.outputs[0]), item.num_cached_tokens or 0)

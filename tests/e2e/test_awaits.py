@@ -1,4 +1,7 @@
-"""Two engines that get one long prompt: the second one waits for what the first one computes, and says the same."""
+"""Two engines that get one long prompt: the second one waits for what the first one computes, and says the same.
+
+Each waits for others by itself, or because a proxy for prefill and decode says so.
+"""
 
 import signal
 from pathlib import Path
@@ -16,8 +19,13 @@ STEP_TOKENS = 64
 """So small that the prompt takes the producer thirty steps."""
 
 
-def engine(models: Path, server: Server) -> Engine:
-    connector: dict[str, object] = {"await_others": "on"}
+TO_COMPUTE = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None}
+"""As vLLM's own proxies send it to the engine that computes."""
+TO_GO_ON = {"do_remote_prefill": True, "do_remote_decode": False}
+
+
+def engine(models: Path, server: Server, *, await_others: str = "on") -> Engine:
+    connector: dict[str, object] = {"await_others": await_others, "await_producer_ms": 30_000}
     sizes: dict[str, object] = {"block_size": 32, "max_num_batched_tokens": STEP_TOKENS, "enable_chunked_prefill": True}
     return Engine(models / "llama", server.path, connector=connector, **sizes, **ONE_PROCESS)
 
@@ -62,3 +70,38 @@ def test_a_prompt_that_two_engines_get_at_once_is_computed_once_or_by_whoever_is
         again = other.generate([prompt(3, LENGTH)])[0]
         assert_same(again, survived)
         until("the server to be at rest", lambda: settled(server) and not server.status().pledges)
+
+
+def test_a_proxy_may_send_both_requests_at_once_or_one_after_the_other_or_nonsense(
+    models: Path, server: Server
+) -> None:
+    with (
+        engine(models, server, await_others="off") as producer,
+        engine(models, server, await_others="off") as consumer,
+    ):
+        for each in (producer, consumer):
+            each.generate([prompt(90, 40)], tokens=1)
+        pledged = counted(server, "chunks_pledged")
+        alone = [consumer.generate([prompt(seed, LENGTH)], cache_salt="alone")[0] for seed in (5, 6)]
+        assert counted(server, "chunks_pledged") == pledged, "no proxy, no pledge"
+
+        asked = counted(server, "lookups")
+        consumer.begin([prompt(5, LENGTH)], kv_transfer_params=TO_GO_ON)
+        until("the consumer to ask more than once", lambda: counted(server, "lookups") > asked + 2)
+        told = producer.call("compute", prompt(5, LENGTH), TO_COMPUTE)
+        found = consumer.end()[0]
+        assert_same(found, alone[0])
+        assert found.cached_tokens == whole_chunks(LENGTH)
+        assert counted(server, "chunks_pledged") == pledged + LENGTH // 256
+
+        told = producer.call("compute", prompt(6, LENGTH), TO_COMPUTE)
+        assert told["do_remote_prefill"]
+        assert all(isinstance(block, int) for block in told["remote_block_ids"][0])
+        retrieved = counted(server, "retrieves")
+        assert_same(consumer.generate([prompt(6, LENGTH)], kv_transfer_params=told)[0], alone[1])
+        assert counted(server, "retrieves") > retrieved
+        until("the server to be at rest", lambda: settled(server) and not server.status().pledges)
+
+        wrong = {"do_remote_prefill": True, "do_remote_decode": True}
+        assert consumer.generate([prompt(7, LENGTH)], tokens=1, kv_transfer_params=wrong)[0].cached_tokens == 0
+        assert "exclude each other" in consumer.log()

@@ -1,7 +1,16 @@
 """A test bench for kvclient.offload: small odd shapes, a clock, one-line answers, tables of distinct block ids."""
 
 from kvclient.offload.decide import Offload
-from kvclient.offload.values import Group, LookupOrder, Options, RetrieveEnd, RetrieveOrder, StoreEnd, StoreOrder
+from kvclient.offload.values import (
+    Group,
+    LookupOrder,
+    Options,
+    RetrieveEnd,
+    RetrieveOrder,
+    Side,
+    StoreEnd,
+    StoreOrder,
+)
 from kvclient.values import RECOVERING, Found, Lease, RetrieveResult, StoreResult
 from kvserver.wire.messages import KEY_BYTES
 
@@ -29,9 +38,11 @@ class Desk:
         self.now_s = 1000.0
         self.leases = 0
 
-    def begin(self, request: str = "r", *, tokens: int, chunks: int | None = None, reads: bool = True) -> None:
+    def begin(
+        self, request: str = "r", *, tokens: int, chunks: int | None = None, reads: bool = True, side: Side = ""
+    ) -> None:
         chunks = tokens // self.options.chunk_tokens if chunks is None else chunks
-        self.offload.begin(request, tokens=tokens, keys=keys_of(chunks), reads=reads)
+        self.offload.begin(request, tokens=tokens, keys=keys_of(chunks), reads=reads, side=side)
 
     def match(self, request: str = "r", *, tokens: int, hbm: int = 0) -> int | None:
         return self.offload.match(request, tokens=tokens, hbm_tokens=hbm, now_s=self.now_s)

@@ -14,6 +14,7 @@ from kvclient.vllm.answers import Answers
 from kvclient.vllm.events import RouterEvents
 from kvclient.vllm.keys import Keyer
 from kvclient.vllm.scheduler import Scheduled, Scheduler
+from kvclient.vllm.transfer_params import TransferParams
 from kvserver.errors import RequestError
 from kvserver.wire.messages import KEY_BYTES
 
@@ -156,9 +157,13 @@ class Bench:
         hashes: bool = False,
         retrieves: bool = True,
         coming_wait_s: float = 0.0,
+        await_others: bool = False,
         await_wait_s: float = 0.0,
+        await_producer_s: float = 0.0,
+        stores: bool = True,
         events: RouterEvents | None = None,
         answers: Answers | None = None,
+        transfer_params: TransferParams | None = None,
     ) -> None:
         self.server, self.pool = Server(), Pool()
         options = Options(
@@ -168,9 +173,12 @@ class Bench:
             engine_steps_back=True,
             null_block=0,
             ahead_max=ahead_max,
+            stores=stores,
             retrieves=retrieves,
             coming_wait_s=coming_wait_s,
+            await_others=await_others,
             await_wait_s=await_wait_s,
+            await_producer_s=await_producer_s,
         )
         keyer = Keyer(chunk_tokens=CHUNK, hash_block_tokens=BLOCK if hashes else 0)
         server: Any = self.server
@@ -185,6 +193,7 @@ class Bench:
             stores_over=lambda: self.over,
             events=events,
             answers=answers,
+            transfer_params=transfer_params,
         )
         self.half.use_pool(self.pool)
         self.half.use_namespace({NAMESPACE})

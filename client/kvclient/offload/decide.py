@@ -41,6 +41,7 @@ from kvclient.offload.values import (
     PledgeOrder,
     RetrieveEnd,
     RetrieveOrder,
+    Side,
     Statistics,
     StoreEnd,
     StoreOrder,
@@ -83,12 +84,12 @@ class Offload:
 
     # ---------------------------------------------------------------- requests
 
-    def begin(self, request: Hashable, *, tokens: int, keys: bytes, reads: bool = True) -> None:
+    def begin(self, request: Hashable, *, tokens: int, keys: bytes, reads: bool = True, side: Side = "") -> None:
         """Begin a request of `tokens` prompt tokens. keys: the packed keys of its whole chunks.
 
         reads: False if the request must compute all its tokens itself. It is stored and takes no lease.
         """
-        self._begin(Request(request, tokens, keys, reads=reads and self._options.retrieves))
+        self._begin(Request(request, tokens, keys, reads=reads and self._options.retrieves, side=side))
 
     def begin_unkeyed(self, request: Hashable, *, tokens: int, why: str) -> None:
         """Begin a request that has no safe keys. It is neither looked up nor stored, and is counted under `why`."""
@@ -126,8 +127,8 @@ class Offload:
         tokens: length of the sequence, output included. hbm_tokens: 0 if it is known only after allocation.
 
         May be called any number of times, and promises what allocated() then does. Each reason for None has a bound:
-        lookup_deadline_s for an answer (at most two are waited for), coming_wait_s or await_wait_s for what is coming,
-        and retrieve_wait_s for a turn.
+        lookup_deadline_s for an answer (at most two are waited for), coming_wait_s, await_producer_s or await_wait_s
+        for what is coming, and retrieve_wait_s for a turn.
         """
         it = self._requests[request]
         self._forget_ahead(request)
@@ -214,7 +215,7 @@ class Offload:
             if it.phase is Phase.RETRIEVING:
                 return False
             self.admitted(request, hbm_tokens=0)
-        if self._options.pledges and not it.is_pledged and not self._unavailable:
+        if self._options.pledges(it.side) and not it.is_pledged and not self._unavailable:
             self._pledging.computed(it)
         it.due = min(tokens // self._options.chunk_tokens, it.chunks)
         if it.due <= it.frontier or it.stopped or self._unavailable or not self._options.stores:
@@ -386,10 +387,7 @@ class Offload:
     def awaits_more(self, request: Hashable, now_s: float) -> bool:
         """Whether the request waits for chunks that are coming: match() is to be called again after a pause."""
         it = self._requests[request]
-        answer = it.answer
-        if answer is None or not (answer.coming or answer.awaited):
-            return False
-        return self._lookups.is_in_time(it, answer, now_s)
+        return it.answer is not None and self._lookups.is_in_time(it, it.answer, now_s)
 
     def busy(self) -> bool:
         """Whether something is in flight whose end must be delivered. Then an idle engine must keep polling."""
@@ -416,17 +414,18 @@ class Offload:
     def _ask_what_is_held(self, it: Request, now_s: float) -> int | None:
         """As match(), for a request that retrieves nothing. It asks only to avoid storing what the server holds.
 
-        A request that never reads waits for the answer. Otherwise the chunks of its first step, which may be its last,
-        would not be stored.
+        A request that never reads waits for the answer, and so does a producer. Otherwise the chunks of its first step,
+        which may be its last, would not be stored.
         """
+        needs_answer = not it.reads or it.side == "producer"
         if not self._options.stores:
             return 0
         if it.lookup is None:
             if it.answer is None or not it.answer.still_good(self._options, now_s):
                 self._lookups.ask(it, hbm_tokens=it.tokens, now_s=now_s)
-        elif not it.reads:
+        elif needs_answer:
             self._lookups.gave_up(it, now_s)
-        return None if not it.reads and it.answer is None and it.lookup is not None else 0
+        return None if needs_answer and it.answer is None and it.lookup is not None else 0
 
     def _offer(self, it: Request, hbm_tokens: int, now_s: float) -> int | None:
         """As match(), for a request that may read and has something to gain."""

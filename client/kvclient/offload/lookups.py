@@ -3,8 +3,9 @@
 A request has at most one lookup in flight and at most one answer that it believes. An answer that is too late, or for a
 request that no longer waits, still shows what need not be stored. Its lease goes back at once.
 
-An answer may say that more is coming, from a remote store or from an engine that computes it. A request that can wait
-keeps the answer with its lease, and asks again until nothing comes or its time is over.
+An answer may say that more is coming, from a remote store or from an engine that computes it. A consumer expects that
+its producer says so soon. A request that can wait keeps the answer with its lease, and asks again until nothing comes
+or its time is over.
 """
 
 from collections.abc import Iterable, Iterator
@@ -51,20 +52,22 @@ class Lookups:
         it.lookup = Lookup(number, chunks, wanted_min, now_s, due_s, is_ahead)
         it.stored_until, it.is_asked = 0, True
         self._in_flight[number] = it
-        self.orders.append(
-            LookupOrder(number, it.key_range(0, chunks), wanted_min, self._options.await_wait_s > 0 and it.reads)
-        )
+        may_wait = it.reads and self._options.awaits(it.side)
+        self.orders.append(LookupOrder(number, it.key_range(0, chunks), wanted_min, may_wait))
         self._statistics.lookups += 1
         self._statistics.tokens_looked_up += chunks * chunk_tokens
 
     def awaits_more(self, it: Request, *, hbm_tokens: int, now_s: float) -> bool:
         """Whether the request waits, because more is coming that helps it. Asks again when the pause is over.
 
-        Options.coming_wait_s bounds the wait, and await_wait_s that for another engine. A lookup that is under way when
-        the time ends is still waited for. If it is not answered, the request computes, because a retrieve would not be
-        served either.
+        Options.coming_wait_s bounds the wait, await_wait_s that for another engine, and await_producer_s that for its
+        next sign. A lookup that is under way when the time ends is still waited for. If it is not answered, the request
+        computes, because a retrieve would not be served either.
         """
         answer = it.answer
+        if answer is not None and answer.chunks + answer.awaited > it.seen_chunks:
+            it.seen_s = now_s if it.seen_chunks >= 0 else it.seen_s
+            it.seen_chunks = answer.chunks + answer.awaited
         if answer is None or answer.is_told or not self._more_helps(it, answer, hbm_tokens):
             return False
         if it.lookup is not None:
@@ -74,21 +77,37 @@ class Lookups:
         if not self.is_in_time(it, answer, now_s):
             return False
         if answer.ask_again_s is None:
-            answer.ask_again_s = now_s + (AWAIT_AGAIN_S if answer.awaited else ASK_AGAIN_S)
+            answer.ask_again_s = now_s + (ASK_AGAIN_S if answer.coming and not answer.awaited else AWAIT_AGAIN_S)
         elif now_s >= answer.ask_again_s:
             self.ask(it, hbm_tokens=hbm_tokens, now_s=now_s)
         return True
 
     def is_in_time(self, it: Request, answer: Answer, now_s: float) -> bool:
-        """Whether the request may still wait for what is coming."""
-        wait_s = self._options.await_wait_s if answer.awaited else self._options.coming_wait_s
-        return it.asked_first_s is not None and now_s < it.asked_first_s + wait_s
+        """Whether something is coming, and the request may still wait for it."""
+        if it.asked_first_s is None:
+            return False
+        waited_s, options = now_s - it.asked_first_s, self._options
+        if answer.awaited:
+            return waited_s < options.await_wait_s
+        if answer.coming and waited_s < options.coming_wait_s:
+            return True
+        silent_s = now_s - max(it.asked_first_s, it.seen_s)
+        is_patient = waited_s < options.await_wait_s and silent_s < options.await_producer_s
+        return is_patient and self._expected(it, answer) > 0
+
+    def _expected(self, it: Request, answer: Answer) -> int:
+        """How many more chunks of its prompt a consumer expects, though nobody says that they come. None after a pledge
+        that was not kept, and none again once the engine has begun to compute."""
+        is_new = it.side == "consumer" and not it.is_admitted and self._options.awaits(it.side)
+        is_kept = not answer.why and answer.chunks >= it.seen_chunks
+        return answer.asked_chunks - answer.chunks if is_new and is_kept else 0
 
     def _more_helps(self, it: Request, answer: Answer, hbm_tokens: int) -> bool:
         """Whether the request could retrieve more if all that is coming were there."""
         usable = usable_tokens(self._options, it.tokens)
         found = min(answer.chunks * self._options.chunk_tokens, usable)
-        reach = min((answer.chunks + answer.coming + answer.awaited) * self._options.chunk_tokens, usable)
+        more = max(answer.coming + answer.awaited, self._expected(it, answer))
+        reach = min((answer.chunks + more) * self._options.chunk_tokens, usable)
         is_enough = reach > found and reach - hbm_tokens >= self._options.gain_min
         return is_enough and is_aligned(self._options, hbm_tokens)
 

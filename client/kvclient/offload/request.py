@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, NamedTuple, TypeVar
 
-from kvclient.offload.values import Options, RetrieveOrder, StoreOrder
+from kvclient.offload.values import Options, RetrieveOrder, Side, StoreOrder
 from kvclient.values import Lease, PledgeResult
 from kvserver.wire.messages import KEY_BYTES
 
@@ -81,6 +81,7 @@ class Request:
     """Packed keys of the whole chunks. Empty if the request cannot be keyed."""
     reads: bool
     is_keyed: bool = True
+    side: Side = ""
     tokens: int = 0
     """Length of the sequence at the last match, output included."""
     phase: Phase = Phase.WAITING
@@ -88,6 +89,10 @@ class Request:
     answer: Answer | None = None
     asked_first_s: float | None = None
     """Time of its first lookup, from which waits for what is coming count."""
+    seen_chunks: int = -1
+    """The most chunks that a match() has seen in an answer, awaited ones included. -1: it has seen none."""
+    seen_s: float = 0.0
+    """Time at which a match() has seen that they had become more."""
     disk_chunks: int = 0
     """Bits of the chunks that leases of this wait had read from disk. See tiers.py."""
     queued_s: float | None = None

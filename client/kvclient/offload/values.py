@@ -7,13 +7,17 @@ per group, in the order of Options.groups: tables[g][i] is the block that holds 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from kvclient.values import Blocks, Lease
 from kvserver.errors import RequestError
 from kvserver.wire.messages import KEY_BYTES, Kind
 
 Tables = Sequence[Sequence[int]]
+
+Side = Literal["", "producer", "consumer"]
+"""The side of a request that is computed on one engine and goes on at another. producer: this engine computes its
+prompt, and others wait for that. consumer: another engine computes it, or will soon. Empty: neither."""
 
 
 class Group(NamedTuple):
@@ -50,9 +54,13 @@ class Options:
     coming_wait_s: float = 0.0
     """How long a lookup whose answer says that more is coming is asked again, from the request's first lookup on.
     0: never."""
+    await_others: bool = False
+    """Whether every prompt that another engine computes is waited for, and every prompt is pledged to others. Else only
+    consumers wait, and only producers pledge (Side)."""
     await_wait_s: float = 0.0
-    """How long a prompt that another engine computes now is waited for, from the request's first lookup on. 0: never,
-    and nothing is pledged to others."""
+    """How long another engine is waited for, from the request's first lookup on. 0: never."""
+    await_producer_s: float = 0.0
+    """How long a consumer waits for the first sign of its producer, or the next one: a pledge or another chunk."""
     moment_s: float = 0.25
     """How long an incomplete answer is believed. Another engine may be storing the rest."""
     lease_spare_s: float = 1.0
@@ -75,6 +83,7 @@ class Options:
             "lookup_deadline_s",
             "coming_wait_s",
             "await_wait_s",
+            "await_producer_s",
             "lease_spare_s",
             "retrieve_wait_s",
             "retrieve_tokens_min",
@@ -99,10 +108,13 @@ class Options:
         """
         return all(group.kind == "full" for group in self.groups)
 
-    @property
-    def pledges(self) -> bool:
-        """Whether others are told which prompts this engine computes."""
-        return self.stores and self.await_wait_s > 0
+    def awaits(self, side: Side) -> bool:
+        """Whether a request of that side waits for another engine that computes its prompt."""
+        return self.await_wait_s > 0 and (self.await_others or side == "consumer")
+
+    def pledges(self, side: Side) -> bool:
+        """Whether others are told that this engine computes a prompt of that side."""
+        return self.stores and (self.await_others or side == "producer")
 
     @cached_property
     def gain_min(self) -> int:

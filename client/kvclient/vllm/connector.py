@@ -62,6 +62,7 @@ from kvclient.vllm.self_test import BlockTensor, self_test
 from kvclient.vllm.settings import parse
 from kvclient.vllm.side_tensors import SideTensor, SideTensors
 from kvclient.vllm.stages import Stage, told_by_all
+from kvclient.vllm.transfer_params import TransferParams
 from kvserver.errors import RequestError
 
 with versions.reading(vllm.__version__):
@@ -161,6 +162,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
         self._chunk_tokens = chosen_chunk_tokens(self._groups, self._settings.chunk_tokens)
         self._engine, self._epoch = _engine(vllm_config)
         if role == KVConnectorRole.SCHEDULER:
+            self._is_one_of_several = versions.is_made_by("multi_connector")
             if not self._is_listed:
                 log.warning(UNLISTED, vllm.__version__, releases.newest())
             versions.check_read_while_serving(vllm.__version__)
@@ -217,7 +219,9 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             null_block=versions.NULL,
             lookup_deadline_s=self._settings.lookup_timeout_ms / 1000,
             coming_wait_s=self._settings.remote_wait_ms / 1000,
-            await_wait_s=self._settings.await_wait_ms / 1000 if self._settings.await_others == "on" else 0.0,
+            await_others=self._settings.await_others == "on",
+            await_wait_s=self._settings.await_wait_ms / 1000,
+            await_producer_s=self._settings.await_producer_ms / 1000,
         )
         keyer = Keyer(
             chunk_tokens=self._chunk_tokens,
@@ -235,6 +239,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             stores_over=self._stores_over,
             events=self._events(config, kv_config),
             answers=Answers() if self._may_lose_counts(config) else None,
+            transfer_params=TransferParams(self._engine) if not self._is_one_of_several else None,
         )
         return GuardedScheduler(half, self._groups, release=vllm.__version__)
 
@@ -308,9 +313,9 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        self._scheduler.finished(request.request_id, block_ids)
+        told = self._scheduler.finished(request.request_id, block_ids)
         self._tables.forget(request.request_id)
-        return False, None
+        return False, told
 
     def has_pending_push_work(self) -> bool:
         return self._scheduler.busy()

@@ -96,9 +96,9 @@ class GuardedScheduler:
             for report in reports:
                 self._half.pins.reported(report.job, report.rank)
 
-    def finished(self, name: str, tables: Sequence[Sequence[int]]) -> None:
+    def finished(self, name: str, tables: Sequence[Sequence[int]]) -> dict[str, Any] | None:
         self._promised.pop(name, None)
-        self._guard.run(self._half.finished, name, tables)
+        return self._guard.run(self._half.finished, name, tables)
 
     def busy(self) -> bool:
         busy = self._guard.run(self._half.busy)

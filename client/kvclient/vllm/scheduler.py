@@ -21,7 +21,7 @@ from kvclient.keys import LONG_TOKENS, Naming
 from kvclient.offload.decide import Offload
 from kvclient.offload.ends import Report
 from kvclient.offload.lookup_exchange import LookupExchange
-from kvclient.offload.values import Options, RetrieveOrder, StoreOrder
+from kvclient.offload.values import Options, RetrieveOrder, Side, StoreOrder
 from kvclient.values import RetrieveResult
 from kvclient.vllm.answers import Answers
 from kvclient.vllm.events import RouterEvents
@@ -29,6 +29,7 @@ from kvclient.vllm.hbm import Holdings
 from kvclient.vllm.keys import Keyer, Request
 from kvclient.vllm.other_connectors import UncheckedLoads
 from kvclient.vllm.pins import Pins, Pool
+from kvclient.vllm.transfer_params import TransferParams
 from kvserver.errors import RequestError
 from kvserver.wire.messages import KEY_BYTES
 
@@ -55,8 +56,9 @@ class Scheduled(NamedTuple):
 class _Live:
     """A request that has begun and not finished."""
 
-    def __init__(self, request: Request, extra: bytes | None) -> None:
+    def __init__(self, request: Request, extra: bytes | None, *, side: Side = "") -> None:
         self.request = request
+        self.side: Side = side
         self.extra = extra
         """Start of the request's key chain. None if the request has no keys."""
         self.chunks = 0
@@ -83,6 +85,7 @@ class Scheduler:
         stores_over: Callable[[], Iterable[tuple[int, int]]] = tuple,
         events: RouterEvents | None = None,
         answers: Answers | None = None,
+        transfer_params: TransferParams | None = None,
     ) -> None:
         """steps_ahead: how many more steps the engine schedules at most before one is over.
 
@@ -93,7 +96,11 @@ class Scheduler:
         events: what routers are told. None: nothing.
 
         answers: counts are told only in steps that it calls answered. None: in every step.
+
+        transfer_params: what proxies say of requests. None: it is not for this connector.
         """
+        self._transfer_params = transfer_params
+        self._stores = options.stores
         self._answers = answers
         self._events = events
         self._stores_over = stores_over
@@ -159,7 +166,7 @@ class Scheduler:
         except RequestError as problem:
             self._leave_uncached(request, problem)
             return
-        live = self._live[name] = _Live(request, extra)
+        live = self._live[name] = _Live(request, extra, side=self._side_of(request))
         if isinstance(keys, bytes):
             self._begin(live, keys)
             if keys and (request.num_tokens < LONG_TOKENS or not self._keyer.takes_hashes):
@@ -207,8 +214,8 @@ class Scheduler:
         """Tokens of the request's current retrieve that the server had on disk. Valid after allocated()."""
         return self._live[name].disk_tokens if name in self._live else 0
 
-    def finished(self, name: str, tables: Sequence[Sequence[int]] = ()) -> None:
-        """The request has finished or was aborted. tables: its block ids by group.
+    def finished(self, name: str, tables: Sequence[Sequence[int]] = ()) -> dict[str, Any] | None:
+        """The request has finished or was aborted. tables: its block ids by group. Returns what a proxy passes on.
 
         Jobs in flight go on. vLLM keeps a retrieve's blocks until the worker reports the retrieve's end. A store's
         blocks are pinned, and so are the request's other blocks until its stores have ended.
@@ -217,13 +224,18 @@ class Scheduler:
         if self._answers is not None:
             self._answers.finished(name)
         self._computing.discard(name)
-        if name in self._live:
-            self._leave_unnamed(name)
-            self._known_tokens.pop(name, None)
-            self._unchecked.forget(name, said_tokens=self._live[name].request.num_tokens)
-            del self._live[name]
-            self._offload.finish(name)
-            self._exchange.pledge()  # an idle engine makes no step that would take its pledge back
+        if name not in self._live:
+            return None
+        side = self._live[name].side
+        self._leave_unnamed(name)
+        self._known_tokens.pop(name, None)
+        self._unchecked.forget(name, said_tokens=self._live[name].request.num_tokens)
+        del self._live[name]
+        self._offload.finish(name)
+        self._exchange.pledge()  # an idle engine makes no step that would take its pledge back
+        if self._transfer_params is None or side != "producer" or not self._stores:
+            return None
+        return self._transfer_params.answer(name, tables)
 
     def preempted(self, names: Iterable[str]) -> None:
         """These requests have lost their blocks in this step."""
@@ -343,6 +355,7 @@ class Scheduler:
             tokens=live.request.num_prompt_tokens,
             keys=keys,
             reads=not getattr(live.request, "skip_reading_prefix_cache", False),
+            side=live.side,
         )
 
     def _settle(self, name: str) -> None:
@@ -386,8 +399,11 @@ class Scheduler:
         self._begin_unkeyed(request, problem.code)
 
     def _begin_unkeyed(self, request: Request, why: str) -> None:
-        self._live[request.request_id] = _Live(request, None)
+        self._live[request.request_id] = _Live(request, None, side=self._side_of(request))
         self._offload.begin_unkeyed(request.request_id, tokens=request.num_prompt_tokens, why=why)
+
+    def _side_of(self, request: Request) -> Side:
+        return self._transfer_params.side_of(request) if self._transfer_params is not None else ""
 
     def _unpin(self) -> None:
         """Unpin blocks of ended stores whose reports are not delivered yet.

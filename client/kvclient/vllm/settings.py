@@ -12,6 +12,7 @@ FOREIGN = frozenset({"engine_id", "connectors", "kv_connector_module_path"})
 
 SELF_TEST = ("auto", "on", "off")
 AWAIT_OTHERS = ("off", "on")
+AWAIT_MS_MAX = 3_600_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,8 @@ class Settings(ConnectorSettings):
     """on: a prompt that another engine computes now is waited for, and others may wait for what this one computes."""
     await_wait_ms: int = 30_000
     """How long a prompt waits for another engine, from its first lookup on."""
+    await_producer_ms: int = 2_000
+    """How long a request that a proxy sent on (do_remote_prefill) waits for the first sign of its prompt."""
     store_timeout_ms: int = 30_000
     store_output: bool = True
     """Whether generated tokens are stored too, for the next turn of a conversation."""
@@ -41,6 +44,9 @@ class Settings(ConnectorSettings):
             raise RequestError("settings", f"self_test={self.self_test!r} must be one of {SELF_TEST}")
         if self.await_others not in AWAIT_OTHERS:
             raise RequestError("settings", f"await_others={self.await_others!r} must be one of {AWAIT_OTHERS}")
+        for name in ("await_wait_ms", "await_producer_ms"):
+            if getattr(self, name) > AWAIT_MS_MAX:
+                raise RequestError("settings", f"{name}={getattr(self, name)} must be at most {AWAIT_MS_MAX}, an hour")
 
 
 def parse(extra_config: Mapping[str, object]) -> Settings:

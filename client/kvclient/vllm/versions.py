@@ -180,6 +180,14 @@ def _has(found: type, field: str) -> bool:
     return field in fields or hasattr(found, field)
 
 
+def is_made_by(module: str) -> bool:
+    """Whether code of a module of vLLM is making the connector that asks. MultiConnector does not say so otherwise."""
+    frame = inspect.currentframe()
+    while frame is not None and not str(frame.f_globals.get("__name__")).endswith(f".{module}"):
+        frame = frame.f_back
+    return frame is not None
+
+
 def counts_beside_workers_only() -> bool:
     """Whether vLLM asks the scheduler's half for counts only in a step in which a worker has some, as up to 0.23."""
     return "if kv_connector_stats and self.connector:" in _code("vllm.v1.core.sched.scheduler", "update_from_output")

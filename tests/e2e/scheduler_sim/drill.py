@@ -13,6 +13,7 @@ from kvclient.offload.decide import Offload
 from kvclient.offload.lookups import Lookups
 from kvclient.offload.pledging import Pledging
 from kvclient.vllm import connector as vllm
+from kvclient.vllm import versions
 from kvclient.vllm.keys import Keyer
 from kvclient.vllm.other_connectors import UncheckedLoads
 from kvclient.vllm.pins import Pins
@@ -77,6 +78,13 @@ BUGS = (
     Bug("P2", "a pledge that nobody keeps stays", Pledging, "stops", lambda pledging, it: None),
     Bug(
         "P2", "another engine is waited for without end", Lookups, "is_in_time", lambda lookups, it, answer, now_s: True
+    ),
+    Bug(
+        "P2",
+        "two connectors of one engine answer a proxy",
+        versions,
+        "is_made_by",
+        lambda module: False,
     ),
     Bug("P5", "leases are not given back", Lookups, "release", lambda lookups, lease: None),
     Bug(

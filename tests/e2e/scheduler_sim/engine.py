@@ -191,8 +191,9 @@ def _transfer_config(options: Options) -> Any:
             "chunk_tokens": options.chunk_tokens,
             "min_load_tokens": options.min_load_tokens,
             "step_wait_us": options.step_wait_us,
-            "await_others": "on" if options.await_wait_ms else "off",
+            "await_others": "on" if options.await_others else "off",
             "await_wait_ms": options.await_wait_ms,
+            "await_producer_ms": options.await_producer_ms,
         },
     }
     if not options.beside:

@@ -46,8 +46,11 @@ class Options:
     """Position of another connector: before ours, after it ("behind"), or none ("")."""
     stages: int
     """Pipeline stages, each with its own ranks."""
+    await_others: bool = False
     await_wait_ms: int = 0
-    """How long a prompt waits for another engine that computes it; 0: the option is off."""
+    await_producer_ms: int = 0
+    has_proxy: bool = False
+    """A proxy for prefill/decode disaggregation says of some requests where they are computed, or something wrong."""
     contexts: int = 1
     """Ranks over which vLLM deals out the tokens of a block. Here each of them holds them all."""
 
@@ -112,7 +115,13 @@ def draw_options(rng: Random, *, beside: bool) -> Options:
         stages=rng.choice((1, 1, 2, 3)),
     )
     if groups == (FULL,) and not beside and rng.random() < 0.4:
-        options = replace(options, await_wait_ms=rng.choice((20, 400, 4000)))
+        options = replace(
+            options,
+            await_others=rng.random() < 0.7,
+            await_wait_ms=rng.choice((20, 400, 4000)),
+            await_producer_ms=rng.choice((30, 700)),
+            has_proxy=rng.random() < 0.6,
+        )
     may_deal_out = groups == (FULL,) and options.tensor_ranks == CONTEXTS
     return replace(options, contexts=CONTEXTS) if may_deal_out and rng.random() < 0.5 else options
 

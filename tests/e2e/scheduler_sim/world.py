@@ -27,6 +27,20 @@ STEPS_TO_END_MAX = 6000
 LEFT_FREE = 4
 """Blocks that prompts leave free, so that the longest request can finish alone."""
 
+TO_COMPUTE: dict[str, Any] = {"do_remote_decode": True, "do_remote_prefill": False, "remote_host": None}
+TO_GO_ON: dict[str, Any] = {"do_remote_prefill": True, "do_remote_decode": False, "remote_block_ids": [[1]], "more": 7}
+SAID = (
+    TO_COMPUTE,
+    TO_COMPUTE,
+    TO_GO_ON,
+    TO_GO_ON,
+    None,
+    {},
+    {"do_remote_prefill": 1},
+    TO_COMPUTE | TO_GO_ON | {"do_remote_decode": True},
+)
+"""What a proxy says of requests. The last two are nonsense."""
+
 MUST_BE_EMPTY = attrgetter(
     "_live",
     "_known_tokens",
@@ -147,7 +161,11 @@ class World:
         name = self._name()
         wants_all = rng.random() < self._day.unread
         sampling = SamplingParams(
-            temperature=0, max_tokens=output, ignore_eos=True, prompt_logprobs=0 if wants_all else None
+            temperature=0,
+            max_tokens=output,
+            ignore_eos=True,
+            prompt_logprobs=0 if wants_all else None,
+            extra_args={"kv_transfer_params": rng.choice(SAID)} if self._options.has_proxy else None,
         )
         request = Request(
             name,
@@ -240,9 +258,22 @@ class World:
         self._count(said)
         for output in (output for outputs in said.values() for output in outputs.outputs):
             if output.finish_reason is not None:
+                self._require_answered(output)
                 self._finish(output.request_id, str(output.finish_reason))
         require(not self._engine.has_given_up, "the connector has a bug, and has given up")
         return True
+
+    def _require_answered(self, output: Any) -> None:
+        """A proxy is told what to pass on of each request that was computed for another engine, and of no other."""
+        sent, told = self._live[output.request_id].request.kv_transfer_params, output.kv_transfer_params
+        is_ours = (
+            not self._options.beside and self._options.role != "kv_consumer" and str(output.finish_reason) != "error"
+        )
+        if sent is not TO_COMPUTE or not is_ours:
+            require(not told, f"{output.request_id} is answered with {told}")
+            return
+        require(bool(told and told["do_remote_prefill"]), f"{output.request_id} is answered with {told}")
+        self.counts["passed on"] += 1
 
     def _count(self, said: Any) -> None:
         for outputs in said.values():

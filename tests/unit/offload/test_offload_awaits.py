@@ -5,9 +5,9 @@ import pytest
 
 from kvclient import PledgeResult
 from kvclient.offload.lookups import AWAIT_AGAIN_S
-from kvclient.offload.values import Options, PledgeOrder
+from kvclient.offload.values import Options, PledgeOrder, Side
 from kvserver.errors import RequestError
-from tests.rigs.offload_rig import CHUNK, FULL, Desk, keys_of, table
+from tests.rigs.offload_rig import BLOCK, CHUNK, FULL, Desk, keys_of, table
 
 WAIT_S = 3.0
 CHUNKS = 5
@@ -15,7 +15,7 @@ TOKENS = CHUNKS * CHUNK + 1
 
 
 def desk(**options: object) -> Desk:
-    return Desk(**{"await_wait_s": WAIT_S, **options})  # type: ignore[arg-type]
+    return Desk(**{"await_others": True, "await_wait_s": WAIT_S, **options})  # type: ignore[arg-type]
 
 
 def waiting(*, found: int, awaited: int, **options: object) -> Desk:
@@ -312,6 +312,158 @@ def test_an_engine_that_only_loads_waits_and_pledges_nothing() -> None:
     assert at.offload.take_pledges() == ([], [])
 
 
-def test_a_negative_wait_is_refused() -> None:
-    with pytest.raises(RequestError, match="await_wait_s=-1 must not be negative"):
-        Options(chunk_tokens=CHUNK, groups=(FULL,), await_wait_s=-1)
+@pytest.mark.parametrize("name", ["await_wait_s", "await_producer_s"])
+def test_a_negative_wait_is_refused(name: str) -> None:
+    with pytest.raises(RequestError, match=f"{name}=-1 must not be negative"):
+        Options(chunk_tokens=CHUNK, groups=(FULL,), **{name: -1})  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- producers and consumers
+
+
+PRODUCER_S = 0.7
+
+
+def expecting(*, found: int = 0, tokens: int = TOKENS, **options: object) -> Desk:
+    """A desk that waits for nobody, but for the producer of its request, which has not come yet."""
+    at = desk(await_others=False, await_producer_s=PRODUCER_S, **options)
+    at.begin(tokens=tokens, side="consumer")
+    assert at.match(tokens=tokens) is None
+    at.answer(found)
+    return at
+
+
+def answered_again(at: Desk, found: int, awaited: int = 0) -> None:
+    ask_again(at)
+    at.answer(found, awaited=awaited)
+
+
+def test_a_consumer_that_comes_before_its_producer_waits_for_the_pledge_and_then_for_all_of_it() -> None:
+    at = expecting()
+    at.now_s += PRODUCER_S / 2
+    answered_again(at, 0)
+    assert at.offload.awaits_more("r", at.now_s)
+    answered_again(at, 0, awaited=5)
+    assert at.match(tokens=TOKENS) is None
+    at.now_s += 2 * PRODUCER_S
+    assert at.match(tokens=TOKENS) is None, "its producer has the longer time now"
+    at.answer(2, awaited=3)
+    answered_again(at, 5)
+    assert at.match(tokens=TOKENS) == 5 * CHUNK
+    assert not at.offload.awaits_more("r", at.now_s)
+
+
+def test_a_producer_that_never_comes_is_waited_for_no_longer_than_its_bound() -> None:
+    at = expecting(found=2)
+    at.now_s += 0.9 * PRODUCER_S
+    answered_again(at, 2)
+    at.now_s += 0.2 * PRODUCER_S
+    assert at.match(tokens=TOKENS) == 2 * CHUNK
+    assert not at.offload.awaits_more("r", at.now_s)
+
+
+def test_each_chunk_that_comes_without_a_pledge_is_a_sign_of_the_producer_up_to_the_whole_wait() -> None:
+    at = expecting()
+    for found in (1, 2, 3, 4):
+        assert at.match(tokens=TOKENS) is None
+        at.now_s += 0.9 * PRODUCER_S
+        assert at.match(tokens=TOKENS) is None
+        at.answer(found)
+    assert at.match(tokens=TOKENS) is None
+    assert at.now_s > 1000.0 + 3 * PRODUCER_S
+    at.now_s = 1000.0 + WAIT_S
+    assert at.match(tokens=TOKENS) is None, "its last answer is old"
+    at.answer(4)
+    assert at.match(tokens=TOKENS) == 4 * CHUNK
+
+
+@pytest.mark.parametrize("found", [0, 3])
+def test_a_consumer_whose_producer_broke_its_word_goes_on_at_once(found: int) -> None:
+    at = expecting()
+    answered_again(at, 0, awaited=4)
+    answered_again(at, found)
+    assert at.match(tokens=TOKENS) == found * CHUNK
+
+
+def test_a_pledge_of_a_part_that_was_kept_is_a_sign_too() -> None:
+    at = expecting()
+    answered_again(at, 0, awaited=3)
+    answered_again(at, 3)
+    ask_again(at)
+    at.answer(5)
+    assert at.match(tokens=TOKENS) == 5 * CHUNK
+
+
+@pytest.mark.parametrize("side", ["", "producer"])
+def test_nobody_else_expects_a_producer_or_waits_for_one(side: Side) -> None:
+    at = desk(await_others=False, await_producer_s=PRODUCER_S)
+    at.begin(tokens=TOKENS, side=side)
+    at.match(tokens=TOKENS)
+    order = at.lookup()
+    assert not order.may_wait
+    at.answer(2, order=order)
+    assert at.match(tokens=TOKENS) == 2 * CHUNK
+
+
+def test_a_consumer_without_a_wait_waits_for_nobody() -> None:
+    at = desk(await_others=False, await_wait_s=0.0, await_producer_s=PRODUCER_S)
+    at.begin(tokens=TOKENS, side="consumer")
+    at.match(tokens=TOKENS)
+    order = at.lookup()
+    assert not order.may_wait
+    at.answer(2, order=order)
+    assert at.match(tokens=TOKENS) == 2 * CHUNK
+
+
+def test_a_server_that_does_not_answer_ends_the_wait_for_a_producer() -> None:
+    at = desk(await_others=False, await_producer_s=PRODUCER_S)
+    at.begin(tokens=TOKENS, side="consumer")
+    at.match(tokens=TOKENS)
+    at.answer(0, why="connection-lost")
+    assert at.match(tokens=TOKENS) == 0
+
+
+def test_what_is_too_little_to_be_loaded_is_not_expected() -> None:
+    tokens = 2 * CHUNK + BLOCK
+    at = expecting(tokens=tokens, retrieve_tokens_min=2 * CHUNK + 1)
+    assert at.match(tokens=tokens) == 0
+
+
+def test_a_preempted_consumer_does_not_expect_its_own_output() -> None:
+    at = expecting(found=5)
+    assert at.match(tokens=TOKENS) == 5 * CHUNK
+    at.offload.admitted("r", hbm_tokens=0)
+    at.offload.extend("r", keys_of(7)[5 * 32 :])
+    at.stored(tokens=6 * CHUNK)
+    at.offload.lost_blocks("r")
+    tokens = 7 * CHUNK + 1
+    assert at.match(tokens=tokens) is None
+    at.answer(6)
+    assert at.match(tokens=tokens) == 6 * CHUNK
+
+
+@pytest.mark.parametrize(("side", "is_pledged"), [("producer", True), ("consumer", False), ("", False)])
+def test_a_producer_is_pledged_though_others_are_not(side: Side, is_pledged: bool) -> None:
+    at = desk(await_others=False)
+    at.begin(tokens=TOKENS, side=side)
+    at.match(tokens=TOKENS)
+    at.answer(0)
+    at.match(tokens=TOKENS)
+    at.offload.admitted("r", hbm_tokens=0)
+    at.stored(tokens=CHUNK)
+    assert (len(at.offload.take_pledges()[0]) == 1) is is_pledged
+
+
+def test_a_producer_waits_to_hear_what_is_held_because_its_first_step_may_be_its_last() -> None:
+    at = desk(await_others=False)
+    at.begin(tokens=TOKENS, side="producer")
+    assert at.match(tokens=TOKENS, hbm=TOKENS - 1) is None, "it loads nothing"
+    at.answer(2)
+    assert at.match(tokens=TOKENS, hbm=TOKENS - 1) == 0
+    at.offload.admitted("r", hbm_tokens=TOKENS - 1)
+    order = at.stored(tokens=TOKENS)
+    assert order is not None
+    assert (order.first_chunk, order.chunks) == (2, 3)
+    assert pledged(at, held=2).keys == keys_of(CHUNKS)
+    at.offload.finish("r")
+    assert taken_back(at) == []

@@ -1,12 +1,19 @@
-"""Pledges of vLLM's scheduler half: when it makes them, and when it takes them back."""
+"""Pledges of vLLM's scheduler half: when it makes them, and when it takes them back. What proxies say of requests."""
 
+import json
+import time
+from typing import Any
+
+import pytest
+
+from kvclient.vllm.transfer_params import TransferParams
 from tests.rigs.vllm_rig import CHUNK, Bench, request, stored
 
 TOKENS = 3 * CHUNK + 5
 
 
 def bench() -> Bench:
-    return Bench(await_wait_s=5.0)
+    return Bench(await_others=True, await_wait_s=5.0)
 
 
 def test_a_prompt_is_pledged_with_its_first_step_and_once() -> None:
@@ -66,3 +73,114 @@ def test_a_reset_takes_all_pledges_back() -> None:
     at.half.reset()
     at.step()
     assert at.server.pledges == {}
+
+
+# ---------------------------------------------------------------- what proxies for prefill/decode disaggregation say
+
+
+def beside_a_proxy(**options: Any) -> Bench:
+    """An engine that waits for nobody and pledges nothing, unless a proxy says so."""
+    params = TransferParams("engine-7")
+    return Bench(await_wait_s=5.0, await_producer_s=5.0, transfer_params=params, **options)
+
+
+def to_compute(**more: object) -> Any:
+    """As vLLM's, llm-d's and Dynamo's proxies send it to the engine that computes the prompt."""
+    nothing = dict.fromkeys(("remote_engine_id", "remote_block_ids", "remote_host", "remote_port"))
+    sent = {"do_remote_decode": True, "do_remote_prefill": False, **nothing, **more}
+    return request(tokens=TOKENS, kv_transfer_params=sent)
+
+
+def test_a_producer_is_pledged_and_answers_what_an_unchanged_proxy_passes_on() -> None:
+    at = beside_a_proxy()
+    asked = to_compute()
+    at.admit(asked)
+    assert not at.server.may_wait
+    at.step(r=TOKENS)
+    (keys,) = at.server.pledges.values()
+    assert {keys[place : place + 32] for place in range(0, len(keys), 32)} == at.keys_of(asked)
+    told = at.half.finished("r", [[3, 5], [2]])
+    assert len(at.server.pledges) == 1, "its stores are under way"
+    assert told is not None
+    assert told == json.loads(json.dumps(told))
+    assert (told["do_remote_prefill"], told["do_remote_decode"]) == (True, False)
+    assert (told["remote_engine_id"], told["remote_request_id"]) == ("engine-7", "r")
+    assert told["remote_block_ids"] == [[3, 5], [2]]
+    assert told["remote_host"]
+    assert told["remote_port"] == 0
+
+    other = beside_a_proxy()
+    passed_on = request(tokens=TOKENS, kv_transfer_params=told | {"remote_prefill_cached_tokens": 12})
+    assert other.half.match(passed_on, 0) == (None, False)
+    assert other.server.may_wait
+    assert other.half.match(passed_on, 0) == (None, False), "its producer has not come yet"
+    other.hold(passed_on, chunks=3)
+    for _ in range(100):
+        tokens, _ = other.half.match(passed_on, 0)
+        if tokens is not None:
+            break
+        time.sleep(0.005)
+    assert tokens == 3 * CHUNK
+    other.half.allocated(passed_on, [other.table], tokens)
+    assert other.half.finished("r", [[1]]) is None, "it is the last one to get it"
+    assert other.server.pledges == {}
+
+
+def test_a_producer_that_could_not_be_named_answers_all_the_same() -> None:
+    at = beside_a_proxy()
+    asked = to_compute()
+    asked.prompt_embeds = object()
+    asked.prompt_token_ids = None
+    at.half.new(asked)
+    told = at.half.finished("r")
+    assert at.server.asked == 0
+    assert told is not None
+    assert told["do_remote_prefill"]
+
+
+def test_an_engine_that_stores_nothing_and_one_beside_another_connector_answer_nothing() -> None:
+    for at in (beside_a_proxy(stores=False), Bench(await_wait_s=5.0, await_producer_s=5.0)):
+        at.admit(to_compute())
+        at.step(r=TOKENS)
+        assert at.server.pledges == {}
+        assert at.half.finished("r") is None
+
+
+@pytest.mark.parametrize(
+    ("sent", "warned"),
+    [
+        (None, ""),
+        ({}, ""),
+        ({"do_remote_decode": None, "do_remote_prefill": False, "prompt_token_ids": [1]}, ""),
+        ({"do_remote_decode": True, "do_remote_prefill": True}, "exclude each other"),
+        ({"do_remote_decode": 1}, "must be true, false or null"),
+        ({"do_remote_prefill": "true"}, "must be true, false or null"),
+        ({"do_remote_prefill": True, "do_remote_decode": []}, "must be true, false or null"),
+        (["do_remote_prefill"], "must be a mapping"),
+        ("x" * 5000, "must be a mapping"),
+    ],
+)
+def test_params_that_say_nothing_or_nonsense_count_as_absent_with_one_warning(
+    sent: object, warned: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    at = beside_a_proxy()
+    for name in ("r", "s"):
+        asked = request(name, tokens=TOKENS, kv_transfer_params=sent)
+        at.admit(asked)
+        assert not at.server.may_wait
+        at.step(**{name: CHUNK})
+        assert at.half.finished(name) is None
+    assert at.server.pledges == {}
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [warned in line for line in said] == [True] * bool(warned)
+    assert all(len(line) < 400 for line in said)
+
+
+@pytest.mark.parametrize("more", [{"transfer_id": "t"}, {"remote_port": "nonsense"}, {7: 8}])
+def test_keys_that_nobody_reads_change_nothing(more: dict[Any, object]) -> None:
+    at = beside_a_proxy()
+    asked = to_compute()
+    asked.kv_transfer_params |= more
+    at.admit(asked)
+    at.step(r=CHUNK)
+    assert len(at.server.pledges) == 1

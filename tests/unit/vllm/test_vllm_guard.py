@@ -110,6 +110,7 @@ class Engine:
             ranks=RANKS,
             engine_steps_back=True,
             null_block=0,
+            await_others=True,
             await_wait_s=5.0,
         )
         self.keyer = Keyer(chunk_tokens=CHUNK, hash_block_tokens=0)

@@ -32,6 +32,10 @@ def test_a_socket_is_enough() -> None:
         ({"socket": "/s", "await_others": "auto"}, "await_others='auto' must be one of"),
         ({"socket": "/s", "await_others": True}, "await_others"),
         ({"socket": "/s", "await_wait_ms": -1}, "await_wait_ms=-1 must not be negative"),
+        ({"socket": "/s", "await_wait_ms": 3_600_001}, "await_wait_ms=3600001 must be at most 3600000"),
+        ({"socket": "/s", "await_producer_ms": -1}, "await_producer_ms=-1 must not be negative"),
+        ({"socket": "/s", "await_producer_ms": 2.5}, "await_producer_ms=2.5 must be of type int"),
+        ({"socket": "/s", "await_producer_ms": 3_600_001}, "await_producer_ms=3600001 must be at most 3600000"),
         ({"socket": "/s", "self_test": "yes"}, "self_test='yes' must be one of"),
     ],
 )

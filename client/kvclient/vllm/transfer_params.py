@@ -1,0 +1,62 @@
+"""kv_transfer_params: what a proxy that splits prefill and decode says of a request, and what it is told to pass on.
+
+Proxies of vLLM, llm-d and Dynamo send one request twice. The engine that computes the prompt gets do_remote_decode. It
+answers with params that the proxy passes on to the engine that decodes, with do_remote_prefill. Some proxies send both
+at once. The other keys say where the first engine's blocks are; here nobody reads them, because the server has the
+chunks under their own names.
+
+Rule: whatever comes, no request fails because of it. What is not understood counts as absent, with one warning.
+"""
+
+import logging
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvclient.offload.values import Side
+from kvclient.vllm.keys import Request
+
+log = logging.getLogger("vllm.kvserver.scheduler")
+
+SHOWN_MAX = 200
+"""Characters of wrong params that the log shows."""
+
+
+class TransferParams:
+    """Reads the params of one engine's requests, and answers those of its producers."""
+
+    def __init__(self, engine: str) -> None:
+        self._engine = engine
+        self._host = socket.gethostname()
+        self._warned: set[str] = set()
+
+    def side_of(self, request: Request) -> Side:
+        params = getattr(request, "kv_transfer_params", None)
+        if params is None:
+            return ""
+        if not isinstance(params, Mapping):
+            return self._absent("they must be a mapping", params)
+        decodes, prefills = params.get("do_remote_decode"), params.get("do_remote_prefill")
+        if not isinstance(decodes, bool | None) or not isinstance(prefills, bool | None):
+            return self._absent("do_remote_decode and do_remote_prefill must be true, false or null", params)
+        if decodes and prefills:
+            return self._absent("do_remote_decode and do_remote_prefill exclude each other", params)
+        return "producer" if decodes else "consumer" if prefills else ""
+
+    def answer(self, request: str, tables: Sequence[Sequence[int]]) -> dict[str, Any]:
+        """What the proxy passes on, with the keys that proxies look for. The blocks are not held back for anybody."""
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_engine_id": self._engine,
+            "remote_request_id": request,
+            "remote_block_ids": [list(table) for table in tables],
+            "remote_host": self._host,
+            "remote_port": 0,
+        }
+
+    def _absent(self, why: str, params: object) -> Side:
+        if why not in self._warned:
+            self._warned.add(why)
+            log.warning("kv_transfer_params count as absent: %s; this came: %.*r", why, SHOWN_MAX, params)
+        return ""
