@@ -414,18 +414,16 @@ class Offload:
     def _ask_what_is_held(self, it: Request, now_s: float) -> int | None:
         """As match(), for a request that retrieves nothing. It asks only to avoid storing what the server holds.
 
-        A request that never reads waits for the answer, and so does a producer. Otherwise the chunks of its first step,
-        which may be its last, would not be stored.
+        A request that may end with its first step waits for each answer. Otherwise its chunks would not be stored.
         """
-        needs_answer = not it.reads or it.side == "producer"
         if not self._options.stores:
             return 0
         if it.lookup is None:
             if it.answer is None or not it.answer.still_good(self._options, now_s):
                 self._lookups.ask(it, hbm_tokens=it.tokens, now_s=now_s)
-        elif needs_answer:
+        elif it.may_end_at_once:
             self._lookups.gave_up(it, now_s)
-        return None if needs_answer and it.answer is None and it.lookup is not None else 0
+        return None if it.may_end_at_once and it.lookup is not None else 0
 
     def _offer(self, it: Request, hbm_tokens: int, now_s: float) -> int | None:
         """As match(), for a request that may read and has something to gain."""
@@ -436,7 +434,7 @@ class Offload:
                 self._lookups.miss(it, "late")
             if it.lookup is not None and it.lookup.is_ahead:
                 it.lookup = it.lookup._replace(is_ahead=False)
-            if it.answer is None or (it.lookup is not None and not it.answer.is_told):
+            if it.answer is None or (it.lookup is not None and (it.may_end_at_once or not it.answer.is_told)):
                 return None
         if self._lookups.awaits_more(it, hbm_tokens=hbm_tokens, now_s=now_s):
             return None

@@ -467,3 +467,24 @@ def test_a_producer_waits_to_hear_what_is_held_because_its_first_step_may_be_its
     assert pledged(at, held=2).keys == keys_of(CHUNKS)
     at.offload.finish("r")
     assert taken_back(at) == []
+
+
+@pytest.mark.parametrize("hbm", [0, TOKENS - 1])
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_producer_that_found_no_room_for_long_waits_for_the_new_answer_too(hbm: int, is_late: bool) -> None:
+    at = desk(await_others=False, retrieve_tokens_min=2 * CHUNK)
+    at.begin(tokens=TOKENS, side="producer")
+    assert at.match(tokens=TOKENS, hbm=hbm) is None
+    at.answer(0)
+    assert at.match(tokens=TOKENS, hbm=hbm) == 0
+    at.now_s += 2 * at.options.moment_s
+    assert at.match(tokens=TOKENS, hbm=hbm) is None
+    if is_late:
+        at.now_s += 2 * at.options.lookup_deadline_s
+    else:
+        at.answer(1)
+    assert at.match(tokens=TOKENS, hbm=hbm) == 0
+    at.offload.admitted("r", hbm_tokens=hbm)
+    order = at.stored(tokens=TOKENS)
+    assert order is not None
+    assert order.first_chunk == (0 if is_late else 1)
