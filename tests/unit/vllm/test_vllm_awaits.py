@@ -146,6 +146,14 @@ def test_an_engine_that_stores_nothing_and_one_beside_another_connector_answer_n
         assert at.half.finished("r") is None
 
 
+def nested(depth: int) -> list[object]:
+    """Lists within lists, of which repr() would raise RecursionError."""
+    lists: list[object] = []
+    for _ in range(depth):
+        lists = [lists]
+    return lists
+
+
 @pytest.mark.parametrize(
     ("sent", "warned"),
     [
@@ -155,7 +163,8 @@ def test_an_engine_that_stores_nothing_and_one_beside_another_connector_answer_n
         ({"do_remote_decode": True, "do_remote_prefill": True}, "exclude each other"),
         ({"do_remote_decode": 1}, "must be true, false or null"),
         ({"do_remote_prefill": "true"}, "must be true, false or null"),
-        ({"do_remote_prefill": True, "do_remote_decode": []}, "must be true, false or null"),
+        ({"do_remote_prefill": True, "do_remote_decode": []}, "types came: ['list', 'bool']"),
+        ({"do_remote_prefill": nested(100_000)}, "types came: ['NoneType', 'list']"),
         (["do_remote_prefill"], "must be a mapping"),
         ("x" * 5000, "must be a mapping"),
     ],
