@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kvclient.offload.lookups import AWAIT_AGAIN_S
 from kvclient.vllm.transfer_params import TransferParams
 from tests.rigs.vllm_rig import CHUNK, Bench, request, stored
 
@@ -124,6 +125,24 @@ def test_a_producer_is_pledged_and_answers_what_an_unchanged_proxy_passes_on() -
     other.half.allocated(passed_on, [other.table], tokens)
     assert other.half.finished("r", [[1]]) is None, "it is the last one to get it"
     assert other.server.pledges == {}
+
+
+def test_many_that_wait_cost_an_idle_engine_one_pause_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = beside_a_proxy()
+    pauses: list[float] = []
+    sleep = time.sleep
+    waiting = [
+        request(str(each), tokens=TOKENS, first=100 * each, kv_transfer_params={"do_remote_prefill": True})
+        for each in range(7)
+    ]
+    with monkeypatch.context() as patched:
+        patched.setattr("kvclient.vllm.scheduler.time.sleep", pauses.append)
+        for asks in (7, 14):
+            assert [at.half.match(each, 0) for each in waiting] == [(None, False)] * 7
+            assert (at.server.asked, len(pauses)) == (asks, asks / 7)
+            at.step()
+            sleep(AWAIT_AGAIN_S)
+    assert at.server.waited == 0, "nobody waits for answers of those that wait anyway"
 
 
 def test_a_producer_that_could_not_be_named_answers_all_the_same() -> None:
