@@ -257,6 +257,11 @@ class Offload:
         """Leading tokens that the server holds, or receives now, as far as known."""
         return self._requests[request].frontier * self._options.chunk_tokens
 
+    def hands_over(self, request: Hashable) -> bool:
+        """Whether the server holds all whole chunks of the prompt, or receives the rest now, as far as known."""
+        it = self._requests[request]
+        return not it.stopped and it.frontier >= it.prompt_tokens // self._options.chunk_tokens
+
     def preempted(self, request: Hashable) -> None:
         """The request lost its blocks and waits to be matched again. Stores in flight keep theirs. Idempotent."""
         it = self._requests[request]

@@ -232,11 +232,12 @@ class Scheduler:
         self._known_tokens.pop(name, None)
         self._unchecked.forget(name, said_tokens=self._live[name].request.num_tokens)
         del self._live[name]
+        is_there = self._offload.hands_over(name)
         self._offload.finish(name)
         self._exchange.pledge()  # an idle engine makes no step that would take its pledge back
         if self._transfer_params is None or side != "producer" or not self._stores:
             return None
-        return self._transfer_params.answer(name, tables)
+        return self._transfer_params.answer(name, tables, is_there=is_there)
 
     def preempted(self, names: Iterable[str]) -> None:
         """These requests have lost their blocks in this step."""

@@ -40,10 +40,13 @@ class TransferParams:
             return self._absent("do_remote_decode and do_remote_prefill exclude each other", decodes, prefills)
         return "producer" if decodes else "consumer" if prefills else ""
 
-    def answer(self, request: str, tables: Sequence[Sequence[int]]) -> dict[str, Any]:
-        """What the proxy passes on, with the keys that proxies look for. The blocks are not held back for anybody."""
+    def answer(self, request: str, tables: Sequence[Sequence[int]], *, is_there: bool) -> dict[str, Any]:
+        """What the proxy passes on, with the keys that proxies look for. The blocks are not held back for anybody.
+
+        is_there: False if the prompt was not stored whole. Then the second engine need not wait for a sign of it.
+        """
         return {
-            "do_remote_prefill": True,
+            "do_remote_prefill": is_there,
             "do_remote_decode": False,
             "remote_engine_id": self._engine,
             "remote_request_id": request,

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from kvclient.offload.ends import Report
 from kvclient.offload.lookups import AWAIT_AGAIN_S
+from kvclient.values import StoreResult
 from kvclient.vllm.transfer_params import TransferParams
 from tests.rigs.vllm_rig import CHUNK, Bench, request, stored
 
@@ -145,7 +147,7 @@ def test_many_that_wait_cost_an_idle_engine_one_pause_in_each_step(monkeypatch: 
     assert at.server.waited == 0, "nobody waits for answers of those that wait anyway"
 
 
-def test_a_producer_that_could_not_be_named_answers_all_the_same() -> None:
+def test_a_producer_that_could_not_be_named_answers_that_nobody_need_wait_for_it() -> None:
     at = beside_a_proxy()
     asked = to_compute()
     asked.prompt_embeds = object()
@@ -154,7 +156,21 @@ def test_a_producer_that_could_not_be_named_answers_all_the_same() -> None:
     told = at.half.finished("r")
     assert at.server.asked == 0
     assert told is not None
-    assert told["do_remote_prefill"]
+    assert told["do_remote_prefill"] is False
+
+
+@pytest.mark.parametrize(("chunks", "held", "is_whole"), [(3, 3, True), (3, 2, False), (2, 2, False)])
+def test_a_producer_says_whether_its_whole_prompt_can_be_had(chunks: int, held: int, is_whole: bool) -> None:
+    at = beside_a_proxy()
+    at.admit(to_compute())
+    _, (order,) = at.step(r=chunks * CHUNK)
+    at.half.ended([Report(order.job, 0, StoreResult(held, held, 1, "" if held == chunks else "full"), 0.0)])
+    told = at.half.finished("r")
+    assert told is not None
+    assert told["do_remote_prefill"] is is_whole
+    other = beside_a_proxy()
+    tokens, _ = other.half.match(request(tokens=TOKENS, kv_transfer_params=told), 0)
+    assert tokens == (None if is_whole else 0)
 
 
 def test_an_engine_that_stores_nothing_and_one_beside_another_connector_answer_nothing() -> None:
