@@ -394,6 +394,24 @@ def test_a_pledge_of_a_part_that_was_kept_is_a_sign_too() -> None:
     assert at.match(tokens=TOKENS) == 5 * CHUNK
 
 
+def test_a_producer_is_expected_when_a_remote_store_has_had_its_time() -> None:
+    at = desk(await_others=False, await_producer_s=PRODUCER_S, coming_wait_s=PRODUCER_S / 2)
+    at.begin(tokens=TOKENS, side="consumer")
+    at.match(tokens=TOKENS)
+    at.answer(1, coming=2)
+    at.now_s += 0.6 * PRODUCER_S
+    assert at.match(tokens=TOKENS) is None
+    assert at.offload.awaits_more("r", at.now_s)
+
+
+def test_a_producer_is_not_asked_for_as_often_as_a_remote_store() -> None:
+    at = expecting()
+    assert at.match(tokens=TOKENS) is None
+    at.now_s += 0.9 * AWAIT_AGAIN_S
+    assert at.match(tokens=TOKENS) is None
+    assert at.offload.take_lookups() == []
+
+
 @pytest.mark.parametrize("side", ["", "producer"])
 def test_nobody_else_expects_a_producer_or_waits_for_one(side: Side) -> None:
     at = desk(await_others=False, await_producer_s=PRODUCER_S)

@@ -8,9 +8,11 @@ import pytest
 
 from kvclient.offload.ends import Report
 from kvclient.offload.lookups import AWAIT_AGAIN_S
+from kvclient.offload.values import Group
 from kvclient.values import StoreResult
+from kvclient.vllm.guard import GuardedScheduler
 from kvclient.vllm.transfer_params import TransferParams
-from tests.rigs.vllm_rig import CHUNK, Bench, request, stored
+from tests.rigs.vllm_rig import BLOCK, CHUNK, Bench, request, stored
 
 TOKENS = 3 * CHUNK + 5
 
@@ -171,6 +173,18 @@ def test_a_producer_says_whether_its_whole_prompt_can_be_had(chunks: int, held: 
     other = beside_a_proxy()
     tokens, _ = other.half.match(request(tokens=TOKENS, kv_transfer_params=told), 0)
     assert tokens == (None if is_whole else 0)
+
+
+def test_the_guard_hands_the_answer_on_and_has_none_after_a_bug() -> None:
+    at = beside_a_proxy()
+    guarded = GuardedScheduler(at.half, [Group(BLOCK)])
+    for name in ("r", "s"):
+        guarded.new(request(name, tokens=TOKENS, kv_transfer_params={"do_remote_decode": True}))
+    told = guarded.finished("r", [[3]])
+    assert told is not None
+    assert told["remote_block_ids"] == [[3]]
+    guarded.ended([], namespaces=(), is_inert=True)
+    assert guarded.finished("s", [[3]]) is None
 
 
 def test_an_engine_that_stores_nothing_and_one_beside_another_connector_answer_nothing() -> None:
