@@ -11,7 +11,7 @@ AWAITS = ("tests/unit/offload/test_offload_awaits.py",)
 
 OFFLOAD = "client/kvclient/offload"
 LOOKUPS, PLEDGING = f"{OFFLOAD}/lookups.py", f"{OFFLOAD}/pledging.py"
-RANGES, DECIDE, QUESTIONS = f"{OFFLOAD}/ranges.py", f"{OFFLOAD}/decide.py", f"{OFFLOAD}/questions.py"
+RANGES, DECIDE, REQUEST = (f"{OFFLOAD}/{name}.py" for name in ("ranges", "decide", "request"))
 
 
 def notice(bug: Bug) -> str:
@@ -229,7 +229,8 @@ BUGS = (
     Bug(
         "P8", "what was awaited is stored again", DECIDE, r"it\.frontier = max\(it\.frontier, chunks\)", "pass", AWAITS
     ),
-    Bug("P8", "a producer's only step is not stored", DECIDE, r'or it\.side == "producer"', "", AWAITS),
+    Bug("P8", "a producer's only step is not stored", REQUEST, r'or self\.side == "producer"', "", AWAITS),
+    Bug("P8", "a producer does not wait for a newer answer", DECIDE, r"it\.may_end_at_once or not", "not", AWAITS),
     Bug(
         "P2",
         "a prompt is pledged before it is computed",

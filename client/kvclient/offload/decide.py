@@ -277,6 +277,11 @@ class Offload:
         """Leading tokens that the server holds, or receives now, as far as known."""
         return self._requests[request].frontier * self._options.chunk_tokens
 
+    def hands_over(self, request: Hashable) -> bool:
+        """Whether the server holds all whole chunks of the prompt, or receives the rest now, as far as known."""
+        it = self._requests[request]
+        return not it.stopped and it.frontier >= it.prompt_tokens // self._options.chunk_tokens
+
     def preempted(self, request: Hashable) -> None:
         """The request lost its blocks and waits to be matched again. Stores in flight keep theirs. Idempotent."""
         it = self._requests[request]
@@ -441,18 +446,16 @@ class Offload:
     def _ask_what_is_held(self, it: Request, now_s: float) -> int | None:
         """As match(), for a request that retrieves nothing. It asks only to avoid storing what the server holds.
 
-        A request that never reads waits for the answer, and so does a producer. Otherwise the chunks of its first step,
-        which may be its last, would not be stored.
+        A request that may end with its first step waits for each answer. Otherwise its chunks would not be stored.
         """
-        needs_answer = not it.reads or it.side == "producer"
         if not self._options.stores:
             return 0
         if it.lookup is None:
             if it.answer is None or not it.answer.still_good(self._options, now_s):
                 self._lookups.ask(it, hbm_tokens=it.tokens, now_s=now_s)
-        elif needs_answer:
+        elif it.may_end_at_once:
             self._lookups.gave_up(it, now_s)
-        return None if needs_answer and it.answer is None and it.lookup is not None else 0
+        return None if it.may_end_at_once and it.lookup is not None else 0
 
     def _offer(self, it: Request, hbm_tokens: int, now_s: float) -> int | None:
         """As match(), for a request that may read and has something to gain."""
@@ -463,7 +466,7 @@ class Offload:
                 self._lookups.miss(it, "late")
             if it.lookup is not None and it.lookup.is_ahead:
                 it.lookup = it.lookup._replace(is_ahead=False)
-            if it.answer is None or (it.lookup is not None and not it.answer.is_told):
+            if it.answer is None or (it.lookup is not None and (it.may_end_at_once or not it.answer.is_told)):
                 return None
         it.answer.wait_s = self._may_wait_s(it, it.answer, hbm_tokens, now_s)
         if not it.answer.wait_s and self._lookups.awaits_more(it, hbm_tokens=hbm_tokens, now_s=now_s):

@@ -150,6 +150,11 @@ class Request:
     def storing_until(self) -> int:
         return max(self.storing.values(), default=0)
 
+    @property
+    def may_end_at_once(self) -> bool:
+        """Whether its first step may well be its last. A step under a lookup stores nothing."""
+        return not self.reads or self.side == "producer"
+
     def key_range(self, first_chunk: int, end_chunk: int) -> bytes:
         return self.keys[first_chunk * KEY_BYTES : end_chunk * KEY_BYTES]
 

@@ -36,7 +36,7 @@ from kvserver.wire.messages import KEY_BYTES
 log = logging.getLogger("vllm.kvserver.scheduler")
 
 PAUSE_S = 0.002
-"""Pause of an idle engine before it asks again for chunks that come from a remote store."""
+"""Pause of an idle engine, once in each step, before it asks again for chunks that are coming."""
 ASKED_EACH_STEP = 4
 """Lookups per step for requests that are not matched yet. Each costs the step about 50 us."""
 
@@ -111,6 +111,7 @@ class Scheduler:
         self._unchecked = UncheckedLoads(max(group.block_tokens for group in options.groups), steps_ahead=steps_ahead)
         self._patience_s = options.lookup_deadline_s
         self._step_wait_s = self._step_wait_left_s = step_wait_s
+        self._has_paused = False
         self._keyer = keyer
         self._store_output = store_output
         self._told: dict[str, int] = {}
@@ -231,11 +232,12 @@ class Scheduler:
         self._known_tokens.pop(name, None)
         self._unchecked.forget(name, said_tokens=self._live[name].request.num_tokens)
         del self._live[name]
+        is_there = self._offload.hands_over(name)
         self._offload.finish(name)
         self._exchange.pledge()  # an idle engine makes no step that would take its pledge back
         if self._transfer_params is None or side != "producer" or not self._stores:
             return None
-        return self._transfer_params.answer(name, tables)
+        return self._transfer_params.answer(name, tables, is_there=is_there)
 
     def preempted(self, names: Iterable[str]) -> None:
         """These requests have lost their blocks in this step."""
@@ -261,7 +263,7 @@ class Scheduler:
         is_doubtful = bool(self._unchecked)
         stores = []
         self._computing.clear()
-        self._step_wait_left_s = self._step_wait_s
+        self._step_wait_left_s, self._has_paused = self._step_wait_s, False
         now_s = time.monotonic()
         for item in items:
             self._computing.add(item.name)
@@ -421,14 +423,19 @@ class Scheduler:
         )
 
     def _wait_and_match(self, request: Request, hbm_tokens: int) -> int | None:
-        """Call match() again if the answer has arrived. An engine with no other work waits for the answer."""
-        tokens = None
-        while tokens is None and self._offload.is_asking(request.request_id):
+        """Call match() again if the answer has arrived. An engine with no other work waits for the answer.
+
+        Nobody waits for the answer of a request that waits for more anyway: there may be hundreds of them.
+        """
+        tokens, awaits_more = None, self._offload.awaits_more(request.request_id, time.monotonic())
+        while tokens is None and not awaits_more and self._offload.is_asking(request.request_id):
             if not (self._waits(self._exchange.wait) if self._computing else self._exchange.wait(self._patience_s)):
                 break
             tokens = self._match(request, hbm_tokens)
             self._exchange.send()
-        if tokens is None and not self._computing and self._offload.awaits_more(request.request_id, time.monotonic()):
+        is_idle = tokens is None and not self._computing and not self._has_paused
+        if is_idle and self._offload.awaits_more(request.request_id, time.monotonic()):
+            self._has_paused = True
             time.sleep(PAUSE_S)  # an engine without work would ask again at once
         return tokens
 

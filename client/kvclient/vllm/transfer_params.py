@@ -18,9 +18,6 @@ from kvclient.vllm.keys import Request
 
 log = logging.getLogger("vllm.kvserver.scheduler")
 
-SHOWN_MAX = 200
-"""Characters of wrong params that the log shows."""
-
 
 class TransferParams:
     """Reads the params of one engine's requests, and answers those of its producers."""
@@ -38,15 +35,18 @@ class TransferParams:
             return self._absent("they must be a mapping", params)
         decodes, prefills = params.get("do_remote_decode"), params.get("do_remote_prefill")
         if not isinstance(decodes, bool | None) or not isinstance(prefills, bool | None):
-            return self._absent("do_remote_decode and do_remote_prefill must be true, false or null", params)
+            return self._absent("do_remote_decode and do_remote_prefill must be true, false or null", decodes, prefills)
         if decodes and prefills:
-            return self._absent("do_remote_decode and do_remote_prefill exclude each other", params)
+            return self._absent("do_remote_decode and do_remote_prefill exclude each other", decodes, prefills)
         return "producer" if decodes else "consumer" if prefills else ""
 
-    def answer(self, request: str, tables: Sequence[Sequence[int]]) -> dict[str, Any]:
-        """What the proxy passes on, with the keys that proxies look for. The blocks are not held back for anybody."""
+    def answer(self, request: str, tables: Sequence[Sequence[int]], *, is_there: bool) -> dict[str, Any]:
+        """What the proxy passes on, with the keys that proxies look for. The blocks are not held back for anybody.
+
+        is_there: False if the prompt was not stored whole. Then the second engine need not wait for a sign of it.
+        """
         return {
-            "do_remote_prefill": True,
+            "do_remote_prefill": is_there,
             "do_remote_decode": False,
             "remote_engine_id": self._engine,
             "remote_request_id": request,
@@ -55,8 +55,10 @@ class TransferParams:
             "remote_port": 0,
         }
 
-    def _absent(self, why: str, params: object) -> Side:
+    def _absent(self, why: str, *came: object) -> Side:
+        """Warn once for each reason. Types alone are shown: a client may nest values too deeply for a repr()."""
         if why not in self._warned:
             self._warned.add(why)
-            log.warning("kv_transfer_params count as absent: %s; this came: %.*r", why, SHOWN_MAX, params)
+            types = [type(value).__name__ for value in came]
+            log.warning("kv_transfer_params count as absent: %s; of these types came: %s", why, types)
         return ""

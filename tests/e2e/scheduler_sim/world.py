@@ -281,8 +281,8 @@ class World:
         if sent is not TO_COMPUTE or not is_ours:
             require(not told, f"{output.request_id} is answered with {told}")
             return
-        require(bool(told and told["do_remote_prefill"]), f"{output.request_id} is answered with {told}")
-        self.counts["passed on"] += 1
+        require(told is not None, f"{output.request_id} is not answered")
+        self.counts["passed on" if told["do_remote_prefill"] else "answered: not whole"] += 1
 
     def _count(self, said: Any) -> None:
         for outputs in said.values():

@@ -394,6 +394,24 @@ def test_a_pledge_of_a_part_that_was_kept_is_a_sign_too() -> None:
     assert at.match(tokens=TOKENS) == 5 * CHUNK
 
 
+def test_a_producer_is_expected_when_a_remote_store_has_had_its_time() -> None:
+    at = desk(await_others=False, await_producer_s=PRODUCER_S, coming_wait_s=PRODUCER_S / 2)
+    at.begin(tokens=TOKENS, side="consumer")
+    at.match(tokens=TOKENS)
+    at.answer(1, coming=2)
+    at.now_s += 0.6 * PRODUCER_S
+    assert at.match(tokens=TOKENS) is None
+    assert at.offload.awaits_more("r", at.now_s)
+
+
+def test_a_producer_is_not_asked_for_as_often_as_a_remote_store() -> None:
+    at = expecting()
+    assert at.match(tokens=TOKENS) is None
+    at.now_s += 0.9 * AWAIT_AGAIN_S
+    assert at.match(tokens=TOKENS) is None
+    assert at.offload.take_lookups() == []
+
+
 @pytest.mark.parametrize("side", ["", "producer"])
 def test_nobody_else_expects_a_producer_or_waits_for_one(side: Side) -> None:
     at = desk(await_others=False, await_producer_s=PRODUCER_S)
@@ -467,6 +485,27 @@ def test_a_producer_waits_to_hear_what_is_held_because_its_first_step_may_be_its
     assert pledged(at, held=2).keys == keys_of(CHUNKS)
     at.offload.finish("r")
     assert taken_back(at) == []
+
+
+@pytest.mark.parametrize("hbm", [0, TOKENS - 1])
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_producer_that_found_no_room_for_long_waits_for_the_new_answer_too(hbm: int, is_late: bool) -> None:
+    at = desk(await_others=False, retrieve_tokens_min=2 * CHUNK)
+    at.begin(tokens=TOKENS, side="producer")
+    assert at.match(tokens=TOKENS, hbm=hbm) is None
+    at.answer(0)
+    assert at.match(tokens=TOKENS, hbm=hbm) == 0
+    at.now_s += 2 * at.options.moment_s
+    assert at.match(tokens=TOKENS, hbm=hbm) is None
+    if is_late:
+        at.now_s += 2 * at.options.lookup_deadline_s
+    else:
+        at.answer(1)
+    assert at.match(tokens=TOKENS, hbm=hbm) == 0
+    at.offload.admitted("r", hbm_tokens=hbm)
+    order = at.stored(tokens=TOKENS)
+    assert order is not None
+    assert order.first_chunk == (0 if is_late else 1)
 
 
 # ---------------------------------------------------------------- blocks that are filled while another engine computes

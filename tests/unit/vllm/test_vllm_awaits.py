@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from kvclient.offload.ends import Report
-from kvclient.offload.values import RetrieveOrder
-from kvclient.values import RetrieveResult
+from kvclient.offload.lookups import AWAIT_AGAIN_S
+from kvclient.offload.values import Group, RetrieveOrder
+from kvclient.values import RetrieveResult, StoreResult
+from kvclient.vllm.guard import GuardedScheduler
 from kvclient.vllm.transfer_params import TransferParams
-from tests.rigs.vllm_rig import CHUNK, Bench, request, stored
+from tests.rigs.vllm_rig import BLOCK, CHUNK, Bench, request, stored
 
 TOKENS = 3 * CHUNK + 5
 
@@ -129,7 +131,25 @@ def test_a_producer_is_pledged_and_answers_what_an_unchanged_proxy_passes_on() -
     assert other.server.pledges == {}
 
 
-def test_a_producer_that_could_not_be_named_answers_all_the_same() -> None:
+def test_many_that_wait_cost_an_idle_engine_one_pause_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = beside_a_proxy()
+    pauses: list[float] = []
+    sleep = time.sleep
+    waiting = [
+        request(str(each), tokens=TOKENS, first=100 * each, kv_transfer_params={"do_remote_prefill": True})
+        for each in range(7)
+    ]
+    with monkeypatch.context() as patched:
+        patched.setattr("kvclient.vllm.scheduler.time.sleep", pauses.append)
+        for asks in (7, 14):
+            assert [at.half.match(each, 0) for each in waiting] == [(None, False)] * 7
+            assert (at.server.asked, len(pauses)) == (asks, asks / 7)
+            at.step()
+            sleep(AWAIT_AGAIN_S)
+    assert at.server.waited == 0, "nobody waits for answers of those that wait anyway"
+
+
+def test_a_producer_that_could_not_be_named_answers_that_nobody_need_wait_for_it() -> None:
     at = beside_a_proxy()
     asked = to_compute()
     asked.prompt_embeds = object()
@@ -138,7 +158,33 @@ def test_a_producer_that_could_not_be_named_answers_all_the_same() -> None:
     told = at.half.finished("r")
     assert at.server.asked == 0
     assert told is not None
-    assert told["do_remote_prefill"]
+    assert told["do_remote_prefill"] is False
+
+
+@pytest.mark.parametrize(("chunks", "held", "is_whole"), [(3, 3, True), (3, 2, False), (2, 2, False)])
+def test_a_producer_says_whether_its_whole_prompt_can_be_had(chunks: int, held: int, is_whole: bool) -> None:
+    at = beside_a_proxy()
+    at.admit(to_compute())
+    _, (order,) = at.step(r=chunks * CHUNK)
+    at.half.ended([Report(order.job, 0, StoreResult(held, held, 1, "" if held == chunks else "full"), 0.0)])
+    told = at.half.finished("r")
+    assert told is not None
+    assert told["do_remote_prefill"] is is_whole
+    other = beside_a_proxy()
+    tokens, _ = other.half.match(request(tokens=TOKENS, kv_transfer_params=told), 0)
+    assert tokens == (None if is_whole else 0)
+
+
+def test_the_guard_hands_the_answer_on_and_has_none_after_a_bug() -> None:
+    at = beside_a_proxy()
+    guarded = GuardedScheduler(at.half, [Group(BLOCK)])
+    for name in ("r", "s"):
+        guarded.new(request(name, tokens=TOKENS, kv_transfer_params={"do_remote_decode": True}))
+    told = guarded.finished("r", [[3]])
+    assert told is not None
+    assert told["remote_block_ids"] == [[3]]
+    guarded.ended([], namespaces=(), is_inert=True)
+    assert guarded.finished("s", [[3]]) is None
 
 
 def test_an_engine_that_stores_nothing_and_one_beside_another_connector_answer_nothing() -> None:
@@ -147,6 +193,14 @@ def test_an_engine_that_stores_nothing_and_one_beside_another_connector_answer_n
         at.step(r=TOKENS)
         assert at.server.pledges == {}
         assert at.half.finished("r") is None
+
+
+def nested(depth: int) -> list[object]:
+    """Lists within lists, of which repr() would raise RecursionError."""
+    lists: list[object] = []
+    for _ in range(depth):
+        lists = [lists]
+    return lists
 
 
 @pytest.mark.parametrize(
@@ -158,7 +212,8 @@ def test_an_engine_that_stores_nothing_and_one_beside_another_connector_answer_n
         ({"do_remote_decode": True, "do_remote_prefill": True}, "exclude each other"),
         ({"do_remote_decode": 1}, "must be true, false or null"),
         ({"do_remote_prefill": "true"}, "must be true, false or null"),
-        ({"do_remote_prefill": True, "do_remote_decode": []}, "must be true, false or null"),
+        ({"do_remote_prefill": True, "do_remote_decode": []}, "types came: ['list', 'bool']"),
+        ({"do_remote_prefill": nested(100_000)}, "types came: ['NoneType', 'list']"),
         (["do_remote_prefill"], "must be a mapping"),
         ("x" * 5000, "must be a mapping"),
     ],

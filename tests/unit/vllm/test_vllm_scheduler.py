@@ -112,6 +112,7 @@ def test_a_prompt_waits_for_a_remote_store_and_asks_again_while_the_engine_steps
     bench.hold(asked, 3)
     bench.server.coming = 0
     time.sleep(ASK_AGAIN_S)
+    assert bench.half.match(asked, 0) == (None, False), "it has asked, and does not wait for the answer"
     assert bench.admit(asked) == 3 * CHUNK
     assert bench.server.asked == 2
     bench.step()
