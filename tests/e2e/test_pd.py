@@ -20,7 +20,7 @@ import pytest
 
 from tests.e2e.checks import CLOSE, prompt, settled, whole_chunks
 from tests.e2e.endpoint import Endpoint, serving
-from tests.e2e.engine import ROOT, transfer_config
+from tests.e2e.engine import ROOT, START_S, transfer_config
 from tests.process.harness import Server, free_port, until
 
 pytestmark = pytest.mark.long
@@ -61,7 +61,7 @@ def pair(models: Path, server: Server) -> Iterator[Pair]:
             process = stack.enter_context(subprocess.Popen(command, stdout=said, stderr=said))
         stack.callback(process.kill)
         proxy = Endpoint(port, process, log)
-        until("the proxy to be up", proxy.is_up)
+        until("the proxy to be up", proxy.is_up, START_S)
         proxy.complete(prompt(90, 300))  # after this both know the namespace
         yield Pair(prefill, decode, proxy, server)
 

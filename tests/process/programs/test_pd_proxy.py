@@ -21,6 +21,8 @@ from tests.process.harness import WAIT_S, free_port, until
 PROXY = Path(__file__).resolve().parents[3] / "examples" / "pd" / "proxy.py"
 PROMPTS = ("/v1/completions", "/v1/chat/completions")
 NOTHING = {"remote_engine_id": None, "remote_block_ids": None, "remote_host": None, "remote_port": None}
+START_S = 3 * WAIT_S
+"""A start imports aiohttp, from many files: on busy cores that takes its time."""
 FOR_PREFILL = {**NOTHING, "do_remote_decode": True, "do_remote_prefill": False}
 FOR_DECODE = {**NOTHING, "do_remote_decode": False, "do_remote_prefill": True}
 BODY = {"model": "tiny", "prompt": [3, 1, 4], "max_tokens": 7}
@@ -179,7 +181,7 @@ def proxied(folder: Path, **limits: int) -> Iterator[Pair]:
         with log.open("wb") as said:
             process = stack.enter_context(subprocess.Popen(command, stdout=said, stderr=said))
         stack.callback(process.kill)
-        until("the proxy to listen", lambda: listens(process, port), WAIT_S)
+        until("the proxy to listen", lambda: listens(process, port), START_S)
         yield Pair(prefill, decode, port, process, log)
 
 
