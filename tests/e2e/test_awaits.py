@@ -29,8 +29,8 @@ TO_GO_ON = {"do_remote_prefill": True, "do_remote_decode": False}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """A server that tells each part of a load in its log."""
-    with CheckedServer(arena_bytes=256 << 20, log_level="debug") as running:
+    """A server that tells each part of a load in its log, and is patient with a producer on an overloaded machine."""
+    with CheckedServer(arena_bytes=256 << 20, log_level="debug", pledge_patience_ms=60_000) as running:
         yield running
 
 
