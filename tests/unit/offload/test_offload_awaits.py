@@ -4,7 +4,7 @@ that back."""
 import pytest
 
 from kvclient import PledgeResult
-from kvclient.offload.lookups import AWAIT_AGAIN_S
+from kvclient.offload.lookups import AWAIT_AGAIN_MAX_S, AWAIT_AGAIN_S, AWAIT_AGAIN_SHARE
 from kvclient.offload.values import Options, PledgeOrder, Side
 from kvserver.errors import RequestError
 from tests.rigs.offload_rig import BLOCK, CHUNK, FULL, Desk, keys_of, table
@@ -30,7 +30,7 @@ def waiting(*, found: int, awaited: int, **options: object) -> Desk:
 def ask_again(at: Desk) -> None:
     assert at.match(tokens=TOKENS) is None
     assert at.offload.take_lookups() == []
-    at.now_s += AWAIT_AGAIN_S
+    at.now_s += max(AWAIT_AGAIN_S, (at.now_s - 1000.0) / AWAIT_AGAIN_SHARE)
     assert at.match(tokens=TOKENS) is None
 
 
@@ -402,6 +402,22 @@ def test_a_producer_is_expected_when_a_remote_store_has_had_its_time() -> None:
     at.now_s += 0.6 * PRODUCER_S
     assert at.match(tokens=TOKENS) is None
     assert at.offload.awaits_more("r", at.now_s)
+
+
+def test_who_has_waited_for_long_asks_more_rarely_up_to_a_bound() -> None:
+    at = waiting(found=0, awaited=5, await_wait_s=600.0)
+    for waited_s, pause_s in ((0.0, AWAIT_AGAIN_S), (1.6, 0.1), (500.0, AWAIT_AGAIN_MAX_S)):
+        at.now_s = 1000.0 + waited_s
+        assert at.match(tokens=TOKENS) is None
+        for order in at.offload.take_lookups():  # the answer was no longer believed
+            at.answer(0, awaited=5, order=order)
+        assert at.match(tokens=TOKENS) is None
+        at.now_s += 0.99 * pause_s
+        assert at.match(tokens=TOKENS) is None
+        assert at.offload.take_lookups() == []
+        at.now_s += 0.02 * pause_s
+        assert at.match(tokens=TOKENS) is None
+        at.answer(0, awaited=5)
 
 
 def test_a_producer_is_not_asked_for_as_often_as_a_remote_store() -> None:
