@@ -439,6 +439,14 @@ def test_nobody_else_expects_a_producer_or_waits_for_one(side: Side) -> None:
     assert at.match(tokens=TOKENS) == 2 * CHUNK
 
 
+def test_who_waits_for_others_expects_no_producer_without_a_proxys_word() -> None:
+    at = desk(await_producer_s=PRODUCER_S)
+    at.begin(tokens=TOKENS)
+    at.match(tokens=TOKENS)
+    at.answer(2)
+    assert at.match(tokens=TOKENS) == 2 * CHUNK
+
+
 def test_a_consumer_without_a_wait_waits_for_nobody() -> None:
     at = desk(await_others=False, await_wait_s=0.0, await_producer_s=PRODUCER_S)
     at.begin(tokens=TOKENS, side="consumer")
