@@ -178,9 +178,8 @@ class Watch:
 
     def _has_to_wait(self, life: Life, now_s: float, retrieves: int) -> None:
         may_come = life.answer is not None and life.answer.coming > 0 and life.asked_first_s is not None
-        if may_come and now_s < life.asked_first_s + self._options.coming_wait_s:
+        if may_come and life.reads and now_s < life.asked_first_s + self._options.coming_wait_s:
             life.questions = 0  # it asks again until nothing comes
-            require(life.reads, "has to wait for what it does not read")
             require(not life.question or now_s < life.asked_due_s, "has to wait for an answer that is overdue")
             return
         if life.question:

@@ -21,6 +21,10 @@ ASK_AGAIN_S = 0.005
 
 AWAIT_AGAIN_S = 0.02
 """The same for a prompt that another engine computes, which takes that engine a step for each chunk or more."""
+AWAIT_AGAIN_MAX_S = 0.2
+"""The pause grows to this, because hundreds may wait, and each lookup costs the waiting engine's steps some 75 us."""
+AWAIT_AGAIN_SHARE = 16
+"""The pause is at least this part of the time that the request has waited."""
 
 
 class Lookups:
@@ -77,7 +81,7 @@ class Lookups:
         if not self.is_in_time(it, answer, now_s):
             return False
         if answer.ask_again_s is None:
-            answer.ask_again_s = now_s + (ASK_AGAIN_S if answer.coming and not answer.awaited else AWAIT_AGAIN_S)
+            answer.ask_again_s = now_s + self._pause_s(it, answer, now_s)
         elif now_s >= answer.ask_again_s:
             self.ask(it, hbm_tokens=hbm_tokens, now_s=now_s)
         return True
@@ -94,6 +98,13 @@ class Lookups:
         silent_s = now_s - max(it.asked_first_s, it.seen_s)
         is_patient = waited_s < options.await_wait_s and silent_s < options.await_producer_s
         return is_patient and self._expected(it, answer) > 0
+
+    @staticmethod
+    def _pause_s(it: Request, answer: Answer, now_s: float) -> float:
+        if answer.coming and not answer.awaited:
+            return ASK_AGAIN_S
+        assert it.asked_first_s is not None
+        return min(AWAIT_AGAIN_MAX_S, max(AWAIT_AGAIN_S, (now_s - it.asked_first_s) / AWAIT_AGAIN_SHARE))
 
     def expects_beyond(self, it: Request, answer: Answer) -> bool:
         """Whether a consumer expects more of its prompt than is pledged. Not once the engine has begun to compute."""

@@ -116,12 +116,13 @@ class Options:
         return all(group.kind == "full" for group in self.groups)
 
     def awaits(self, side: Side) -> bool:
-        """Whether a request of that side waits for another engine that computes its prompt."""
-        return self.await_wait_s > 0 and (self.await_others or side == "consumer")
+        """Whether a request of that side waits for another engine that computes its prompt. No server takes a pledge of
+        windows or states."""
+        return self.is_plain and self.await_wait_s > 0 and (self.await_others or side == "consumer")
 
     def pledges(self, side: Side) -> bool:
         """Whether others are told that this engine computes a prompt of that side."""
-        return self.stores and (self.await_others or side == "producer")
+        return self.is_plain and self.stores and (self.await_others or side == "producer")
 
     @cached_property
     def gain_min(self) -> int:

@@ -4,8 +4,8 @@ itself, and when it takes that back."""
 import pytest
 
 from kvclient import PledgeResult, RetrieveResult
-from kvclient.offload.lookups import AWAIT_AGAIN_S
-from kvclient.offload.values import Options, PledgeOrder, RetrieveEnd, RetrieveOrder, Side
+from kvclient.offload.lookups import AWAIT_AGAIN_MAX_S, AWAIT_AGAIN_S, AWAIT_AGAIN_SHARE
+from kvclient.offload.values import Group, Options, PledgeOrder, RetrieveEnd, RetrieveOrder, Side
 from kvserver.errors import RequestError
 from tests.rigs.offload_rig import BLOCK, CHUNK, FULL, Desk, keys_of, span, table
 
@@ -30,7 +30,7 @@ def waiting(*, found: int, awaited: int, **options: object) -> Desk:
 def ask_again(at: Desk) -> None:
     assert at.match(tokens=TOKENS) is None
     assert at.offload.take_lookups() == []
-    at.now_s += AWAIT_AGAIN_S
+    at.now_s += max(AWAIT_AGAIN_S, (at.now_s - 1000.0) / AWAIT_AGAIN_SHARE)
     assert at.match(tokens=TOKENS) is None
 
 
@@ -404,6 +404,22 @@ def test_a_producer_is_expected_when_a_remote_store_has_had_its_time() -> None:
     assert at.offload.awaits_more("r", at.now_s)
 
 
+def test_who_has_waited_for_long_asks_more_rarely_up_to_a_bound() -> None:
+    at = waiting(found=0, awaited=5, await_wait_s=600.0)
+    for waited_s, pause_s in ((0.0, AWAIT_AGAIN_S), (1.6, 0.1), (500.0, AWAIT_AGAIN_MAX_S)):
+        at.now_s = 1000.0 + waited_s
+        assert at.match(tokens=TOKENS) is None
+        for order in at.offload.take_lookups():  # the answer was no longer believed
+            at.answer(0, awaited=5, order=order)
+        assert at.match(tokens=TOKENS) is None
+        at.now_s += 0.99 * pause_s
+        assert at.match(tokens=TOKENS) is None
+        assert at.offload.take_lookups() == []
+        at.now_s += 0.02 * pause_s
+        assert at.match(tokens=TOKENS) is None
+        at.answer(0, awaited=5)
+
+
 def test_a_producer_is_not_asked_for_as_often_as_a_remote_store() -> None:
     at = expecting()
     assert at.match(tokens=TOKENS) is None
@@ -421,6 +437,28 @@ def test_nobody_else_expects_a_producer_or_waits_for_one(side: Side) -> None:
     assert not order.may_wait
     at.answer(2, order=order)
     assert at.match(tokens=TOKENS) == 2 * CHUNK
+
+
+def test_who_waits_for_others_expects_no_producer_without_a_proxys_word() -> None:
+    at = desk(await_producer_s=PRODUCER_S)
+    at.begin(tokens=TOKENS)
+    at.match(tokens=TOKENS)
+    at.answer(2)
+    assert at.match(tokens=TOKENS) == 2 * CHUNK
+
+
+def test_a_model_with_windows_waits_for_nobody_and_pledges_nothing() -> None:
+    groups = (FULL, Group(BLOCK, "window", 7))
+    at = Desk(groups=groups, await_others=True, await_wait_s=WAIT_S, await_producer_s=PRODUCER_S)
+    for request, side in ("c", "consumer"), ("p", "producer"):
+        at.begin(request, tokens=TOKENS, side=side)  # type: ignore[arg-type]
+        assert at.match(request, tokens=TOKENS) is None
+        at.answer(0)
+        assert at.match(request, tokens=TOKENS) == 0
+        assert not at.offload.awaits_more(request, at.now_s)
+        at.offload.admitted(request, hbm_tokens=0)
+        at.stored(request, tokens=TOKENS)
+    assert at.offload.take_pledges() == ([], [])
 
 
 def test_a_consumer_without_a_wait_waits_for_nobody() -> None:
