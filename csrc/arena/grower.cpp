@@ -9,13 +9,14 @@
 #include <cerrno>
 #include <cinttypes>
 #include <cstring>
-#include <fstream>
 #include <limits>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "base/check.h"
 #include "base/prefault.h"
+#include "base/words.h"
 
 namespace kv {
 namespace {
@@ -80,30 +81,28 @@ std::optional<uint64_t> room_bytes(int fd) {
 constexpr uint64_t UNLIMITED = std::numeric_limits<uint64_t>::max();
 
 // The number after `key` in a file of "key value" lines; `otherwise` when there is none.
-uint64_t number_in(const std::string& path, const std::string& key, uint64_t otherwise) {
-    std::ifstream file(path);
-    std::string word;
+uint64_t number_in(const std::string& path, std::string_view key, uint64_t otherwise) {
+    Words words(content_of(path));
     uint64_t number = 0;
-    while (file >> word) {
-        if (word == key && file >> number) return number;
+    for (std::string_view word = words.next(); !word.empty(); word = words.next()) {
+        if (word == key && words.next(number)) return number;
     }
     return otherwise;
 }
 
 // The value of a file with one number, or "max".
 uint64_t number_of(const std::string& path, uint64_t otherwise) {
-    std::ifstream file(path);
-    uint64_t number = 0;
-    return file >> number ? number : otherwise;
+    Words(content_of(path)).next(otherwise);
+    return otherwise;
 }
 
+// The path of our group in the unified hierarchy: the line "0::PATH".
 std::string control_group() {
-    std::ifstream file("/proc/self/cgroup");
-    std::string line;
-    while (std::getline(file, line)) {
-        if (line.starts_with("0::")) return line.substr(3);
-    }
-    return "/";
+    const std::string lines = "\n" + content_of("/proc/self/cgroup") + "\n";
+    const size_t line = lines.find("\n0::");
+    if (line == std::string::npos) return "/";
+    const size_t from = line + std::string_view("\n0::").size();
+    return lines.substr(from, lines.find('\n', from) - from);
 }
 
 uint64_t left_in_group(const std::string& directory) {

@@ -17,7 +17,7 @@ ROOMS = (
     *("gpu/driver/library", "gpu/driver/driver", "gpu/driver/probe", "gpu/driver/handles", "gpu/driver/facts"),
     *("gpu/engine/link", "gpu/engine/registered_link", "gpu/engine/bounce_link"),
     *("base/check", "base/threads", "base/prefault", "base/shared_memory", "base/sigbus", "copy/copy_kernels"),
-    *("base/digest", "base/sha256"),
+    *("base/digest", "base/sha256", "base/words"),
 )
 SOURCES = [
     ROOT / "tests/device/links.cpp",

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER = ("library", "driver", "probe", "handles", "facts")
 KERNELS = ("rtc", "code_cache", "objects", "kernels")
-BASE = ("check", "checksum", "digest", "sha256")
+BASE = ("check", "checksum", "digest", "sha256", "words")
 PARTS = [
     *(ROOT / "csrc/gpu/driver" / f"{name}.cpp" for name in DRIVER),
     *(ROOT / "csrc/gpu/kernels" / f"{name}.cpp" for name in KERNELS),

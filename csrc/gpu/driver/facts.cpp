@@ -1,11 +1,13 @@
 #include "gpu/driver/facts.h"
 
+#include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
+#include <string_view>
 
 #include "base/check.h"
+#include "base/words.h"
 #include "gpu/driver/handles.h"
 
 namespace kv::gpu {
@@ -41,18 +43,17 @@ std::string ipc_mode(Vendor vendor) {
 std::string kfd_arch(const std::string& topology, const std::string& pci) {
     std::error_code missing;
     for (const auto& node : std::filesystem::directory_iterator(topology, missing)) {
-        std::ifstream properties(node.path() / "properties");
-        std::string name;
-        unsigned long long value = 0, version = 0, domain = 0, location = 0;
-        while (properties >> name >> value) {
+        Words properties(content_of(node.path() / "properties"));
+        uint64_t value = 0, version = 0, domain = 0, location = 0;
+        for (std::string_view name = properties.next(); properties.next(value); name = properties.next()) {
             if (name == "gfx_target_version") version = value;
             if (name == "domain") domain = value;
             if (name == "location_id") location = value;
         }
-        const std::string address =
-            format("%04llx:%02llx:%02llx.%llx", domain, location >> 8 & 0xff, location >> 3 & 0x1f, location & 7);
+        const std::string address = format("%04" PRIx64 ":%02" PRIx64 ":%02" PRIx64 ".%" PRIx64, domain,
+                                           location >> 8 & 0xff, location >> 3 & 0x1f, location & 7);
         if (version == 0 || address != pci) continue;
-        return format("gfx%llu%llx%llx", version / 10000, version / 100 % 100, version % 100);
+        return format("gfx%" PRIu64 "%" PRIx64 "%" PRIx64, version / 10000, version / 100 % 100, version % 100);
     }
     return "";
 }

@@ -3,13 +3,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <span>
 
 #include "base/check.h"
 #include "base/checksum.h"
+#include "base/words.h"
 
 namespace kv::gpu {
 namespace {
@@ -45,12 +46,14 @@ std::optional<std::vector<char>> find_code(const std::string& directory, const s
     if (directory.empty()) return std::nullopt;
     const std::filesystem::path file = file_of(directory, key);
     if (!trusted(file)) return std::nullopt;
-    std::ifstream stream(file, std::ios::binary);
+    const std::string content = content_of(file);
     Head head;
-    if (!stream.read(reinterpret_cast<char*>(&head), sizeof head)) return std::nullopt;
+    if (content.size() < sizeof head) return std::nullopt;
+    std::memcpy(&head, content.data(), sizeof head);
     if (std::memcmp(head.magic, MAGIC, sizeof MAGIC) != 0 || head.code_bytes > CODE_BYTES_MAX) return std::nullopt;
-    std::vector<char> code(head.code_bytes);
-    if (!stream.read(code.data(), static_cast<std::streamsize>(code.size()))) return std::nullopt;
+    if (head.code_bytes > content.size() - sizeof head) return std::nullopt;
+    const char* first = content.data() + sizeof head;
+    std::vector<char> code(first, first + head.code_bytes);
     if (head.check != check_of(code, key)) return std::nullopt;
     return code;
 }
@@ -63,13 +66,13 @@ void keep_code(const std::string& directory, const std::string& key, const std::
     std::filesystem::create_directories(directory, refused);
     Head head{{}, code.size(), check_of(code, key)};
     std::memcpy(head.magic, MAGIC, sizeof MAGIC);
-    std::ofstream stream(unfinished, std::ios::binary | std::ios::trunc);
+    FILE* written = std::fopen(unfinished.c_str(), "wbe");
+    if (written == nullptr) return;
     std::filesystem::permissions(unfinished, std::filesystem::perms::owner_read | std::filesystem::perms::owner_write,
                                  refused);
-    stream.write(reinterpret_cast<const char*>(&head), sizeof head);
-    stream.write(code.data(), static_cast<std::streamsize>(code.size()));
-    stream.close();
-    if (stream.good()) {
+    const bool is_whole = std::fwrite(&head, sizeof head, 1, written) == 1 &&
+                          std::fwrite(code.data(), 1, code.size(), written) == code.size();
+    if (std::fclose(written) == 0 && is_whole) {
         std::filesystem::rename(unfinished, file, refused);
     } else {
         std::filesystem::remove(unfinished, refused);

@@ -1,7 +1,7 @@
 // For LD_PRELOAD: what a process opens below /sys/class/kfd/ it opens below the directory KVSIM_KFD instead.
 //
 // AMD's driver does not tell a device's architecture in a form that all releases share, its kernel module does, there.
-// What std::filesystem, std::ifstream and Python's open() call is redirected, and nothing else.
+// What std::filesystem, our own reader and Python's open() call is redirected, and nothing else.
 
 #include <dlfcn.h>
 #include <fcntl.h>
