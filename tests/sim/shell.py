@@ -146,6 +146,7 @@ class Shell:
         self._carry_out(self.service.effects())
         kept = ledger.slots
         ledger.cut_off.clear()
+        ledger.undescribed.clear()
         if kept - expected or expected - kept - may_be_lost:
             raise Wrong(
                 f"after a restart {sorted(kept - expected)} are held wrongly, {sorted(expected - kept)} are lost"
