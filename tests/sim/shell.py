@@ -132,6 +132,8 @@ class Shell:
             documents=sorted(ledger.documents.items()),
             records=ledger.packed(),
         )
+        self.namespaces_most = len(service_view.namespaces(self.service))
+        """The most namespaces that the index has had at a time."""
         room = service_view.disk_room(self.service)
         if room is not None:
             sizes = {shape.slot_bytes(*part) for shape in world.shapes.values() for part in shape.parts()}
@@ -243,7 +245,9 @@ class Shell:
             self._commanded(event.peer, event.command, answered=_answers(effects, event.peer, COMMAND_ID))
         if any(isinstance(effect, PutNamespace | DropNamespace) for effect in effects):
             world.ledger.check_documents(service_view.namespaces_with_chunks(self.service))
-            self.promises.namespaces_are(service_view.namespaces(self.service))
+            known = service_view.namespaces(self.service)
+            self.namespaces_most = max(self.namespaces_most, len(known))
+            self.promises.namespaces_are(known)
         self.promises.operators.check(world.now_ns)
         if isinstance(event, Reported) and isinstance(event.report, Moved):
             self.promises.disk.ended(event.report, service_view.on_disk(self.service))
