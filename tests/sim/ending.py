@@ -124,7 +124,8 @@ def _restart(world: "World") -> None:
                 world.shell.service.counters
             )  # a drain goes on, and may evict to read chunks that are only on disk
             gave_way = counters.evictions or counters.disk_evictions or service_view.index_is_full(world.shell.service)
-            if after < wanted and not (gave_way or service_view.is_left_out(world.shell.service, digest)):
+            left_out = service_view.is_left_out(world.shell.service, digest, world.shell.namespaces_most)
+            if after < wanted and not (gave_way or left_out):
                 raise Wrong(f"after a restart {after} chunks of a prefix of {len(split)} are servable, not {wanted}")
             world.counts["prefixes served again from disk" if wiped else "prefixes served again"] += after > 0
 

@@ -29,6 +29,8 @@ class Ledger:
         """The content of each place. It stays when the record is withdrawn, until the place is sealed again."""
         self.cut_off: set[int] = set()
         """Offsets of records that were cut off and are not withdrawn yet."""
+        self.undescribed: set[int] = set()
+        """Offsets of records whose namespace lost its document, and that are not withdrawn yet."""
         self.arena = arena
 
     def named(self, offsets: list[int], names: bytes) -> list[Record]:
@@ -94,6 +96,7 @@ class Ledger:
     def withdraw(self, offset: int) -> None:
         """Removes a record; does nothing if there is none."""
         self.cut_off.discard(offset)
+        self.undescribed.discard(offset)
         record = self.records.pop(offset, None)
         if record is None:
             return
@@ -144,7 +147,7 @@ class Ledger:
         """Nothing of the namespace is served any more, whether it was cleared or forgotten for another one."""
         document = decode_document(self.documents.pop(number))
         if document is not None and document.digest not in self.documented:
-            self.doom(document.digest)
+            self.undescribed.update(record.offset for record in self.doom(document.digest))
 
     def check_documents(self, namespaces: set[bytes]) -> None:
         """Each namespace with chunks has its document, without which the next brain drops them."""
@@ -246,10 +249,14 @@ def survivors(ledger: Ledger, shapes: dict[bytes, Shape]) -> set[int]:
 
 
 def may_be_lost(ledger: Ledger, shapes: dict[bytes, Shape]) -> set[int]:
-    """Offsets that a restarted brain may find or lose: what was cut off, in namespaces without a full group. There it
-    depends on marks."""
+    """Offsets that a restarted brain may find or lose.
+
+    In namespaces without a full group this is what was cut off: it depends on marks. In all others it is what was left
+    of a namespace that went, and came again with a new document: that one may lack the shapes of some ranks.
+    """
     with_full = {digest for digest, shape in shapes.items() if any(group.kind == "full" for group in shape.groups)}
-    return {offset for offset in ledger.cut_off if ledger.records[offset].namespace not in with_full}
+    cut_off = {offset for offset in ledger.cut_off if ledger.records[offset].namespace not in with_full}
+    return cut_off | ledger.undescribed
 
 
 def records_in(packed: bytes) -> list[Record]:

@@ -236,10 +236,11 @@ def index_is_full(service: Service) -> bool:
     return core.chunks.chunks >= core.bounds.chunks_max
 
 
-def is_left_out(service: Service, digest: bytes) -> bool:
-    """Other namespaces have taken all places in the index."""
+def is_left_out(service: Service, digest: bytes, most: int) -> bool:
+    """Other namespaces had taken all places in the index. One of them may have left since, because another server has
+    cleared it. most: the most namespaces that the index has had."""
     core = _core(service)
-    return digest not in core.chunks.spaces and len(core.chunks.spaces) == core.bounds.namespaces_max
+    return digest not in core.chunks.spaces and most == core.bounds.namespaces_max
 
 
 def drains_are_over(service: Service) -> bool:

@@ -132,6 +132,8 @@ class Shell:
             documents=sorted(ledger.documents.items()),
             records=ledger.packed(),
         )
+        self.namespaces_most = len(service_view.namespaces(self.service))
+        """The most namespaces that the index has had at a time."""
         room = service_view.disk_room(self.service)
         if room is not None:
             sizes = {shape.slot_bytes(*part) for shape in world.shapes.values() for part in shape.parts()}
@@ -146,6 +148,7 @@ class Shell:
         self._carry_out(self.service.effects())
         kept = ledger.slots
         ledger.cut_off.clear()
+        ledger.undescribed.clear()
         if kept - expected or expected - kept - may_be_lost:
             raise Wrong(
                 f"after a restart {sorted(kept - expected)} are held wrongly, {sorted(expected - kept)} are lost"
@@ -214,7 +217,7 @@ class Shell:
                 self.promises.after_retrieve(
                     peer, request, effects, world.now_ns, refusal=refusal, sound=sound, held=held
                 )
-            case Arrived(_, Register() as request) if _refuses(effects, request.id):
+            case Arrived(peer, Register() as request) if _refuses(effects, peer, request.id):
                 if service_view.namespaces(self.service) != namespaces:
                     raise Wrong("a registration was refused and changed the table of namespaces")
             case Arrived(peer, Register() as request):
@@ -235,18 +238,16 @@ class Shell:
             self._check_quotas(event, effects, sealed)
         if shortages:
             self._check_disk_quotas(event, effects, shortages, was_draining=was_draining, looked_for=looked_for)
-        if isinstance(event, Arrived) and isinstance(event.request, Clear) and not _refuses(effects, event.request.id):
-            self.promises.cleared(
-                event.peer,
-                event.request.id,
-                event.request.namespace,
-                answered=_answers(effects, event.peer, event.request.id),
-            )
+        match event:
+            case Arrived(peer, Clear(number, namespace)) if not _refuses(effects, peer, number):
+                self.promises.cleared(peer, number, namespace, answered=_answers(effects, peer, number))
         if isinstance(event, Commanded) and not _refuses_now(effects, event.peer):
             self._commanded(event.peer, event.command, answered=_answers(effects, event.peer, COMMAND_ID))
         if any(isinstance(effect, PutNamespace | DropNamespace) for effect in effects):
             world.ledger.check_documents(service_view.namespaces_with_chunks(self.service))
-            self.promises.namespaces_are(service_view.namespaces(self.service))
+            known = service_view.namespaces(self.service)
+            self.namespaces_most = max(self.namespaces_most, len(known))
+            self.promises.namespaces_are(known)
         self.promises.operators.check(world.now_ns)
         if isinstance(event, Reported) and isinstance(event.report, Moved):
             self.promises.disk.ended(event.report, service_view.on_disk(self.service))
@@ -576,5 +577,7 @@ def _answers(effects: list[Effect], peer: int, request_id: int) -> bool:
     return any(not isinstance(reply, Error) for reply in answers)
 
 
-def _refuses(effects: list[Effect], request_id: int) -> bool:
-    return any(isinstance(e, Answer) and isinstance(e.reply, Error) and e.reply.id == request_id for e in effects)
+def _refuses(effects: list[Effect], peer: int, request_id: int) -> bool:
+    """Others may be refused in the same event: what they await does not come any more."""
+    answers = [e.reply for e in effects if isinstance(e, Answer) and e.peer == peer and e.reply.id == request_id]
+    return any(isinstance(reply, Error) for reply in answers)

@@ -185,12 +185,12 @@ class Chunks:
         chunks = len(space.nodes)
         del self.spaces[space.digest]
         self.retired.append(space)
+        if self.pledged:
+            self.pledged.cleared(space)  # before what is being stored is given up: no engine has broken its word
         for node in [pending.node for pending in self.pendings.values() if pending.space is space]:
             if node.state != GONE:
                 self.discard(space, node, reason)
         self._counters.discarded[reason] += len(space.nodes)
-        if self.pledged:
-            self.pledged.cleared(space)
         leftovers = self.room.drop_space(space) + (self.disk.drop_space(space) if self.disk is not None else [])
         self.forgetting[space] = Forgetting(reason, leftovers)
         space.doom()

@@ -368,6 +368,18 @@ def test_a_clear_ends_no_pledge_of_another_namespace() -> None:
     assert scene.ended() == {}
 
 
+def test_a_clear_during_a_store_is_no_broken_word() -> None:
+    scene = Scene()
+    scene.pledge()
+    wait = scene.retrieve(scene.await_().lease, 0, 1)
+    scene.rig.movers_copy = False
+    scene.store(0, 2)
+    scene.other.ask(Clear(scene.rig.number(), NAMESPACE))
+    assert scene.ended() == {"cleared": 1}
+    assert is_refusal(scene.answer(wait), "device", "not-coming", "it was cleared")
+    assert scene.pledge().chunks == CHUNKS
+
+
 def test_one_engine_pledges_a_chunk_and_the_others_are_told_that_nothing_is_theirs() -> None:
     scene = Scene()
     assert scene.pledge().chunks == CHUNKS
