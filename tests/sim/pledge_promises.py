@@ -45,8 +45,10 @@ class PledgePromises:
         self.living[number] = facts
 
     def awaited(self, engine: object, producer: str, digest: bytes, keys: list[bytes], first: int) -> int:
-        """The pledge on the awaited chunks keys[first:]. Raises Wrong unless there is one, of another engine."""
-        for number, facts in self.living.items():
+        """The pledge on the awaited chunks keys[first:]. Raises Wrong unless there is one, of another engine.
+
+        The latest one counts: chunks of an earlier one may have come, gone and been pledged again."""
+        for number, facts in reversed(self.living.items()):
             if facts.digest == digest and keys[first] in facts.keys:
                 at = facts.keys.index(keys[first])
                 if facts.engine is engine or facts.name != producer:

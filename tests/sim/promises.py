@@ -88,6 +88,7 @@ ANSWERS: dict[type, type] = {
 }
 KEY = 32
 MS = 1_000_000
+NO_CHAIN = "keys that are not one chain"
 
 
 @dataclass(eq=False)
@@ -463,13 +464,15 @@ class Promises:
             return "used by this rank before"
         if lease.digest != cache.digest:
             return "another namespace"
-        if not lease.is_chain:
-            return "keys that are not one chain"
-        for blocks in request.groups:
-            last = blocks.first_block + len(blocks.block_ids) // 4
-            if last > len(lease.keys) * cache.shape.blocks_per_chunk(blocks.group):
-                return "beyond the lease"
-        return ""
+        ends = [
+            -(-(blocks.first_block + len(blocks.block_ids) // 4) // cache.shape.blocks_per_chunk(blocks.group))
+            for blocks in request.groups
+        ]
+        if any(end > len(lease.keys) for end in ends):
+            return "beyond the lease"
+        asked = lease.keys[: max(ends, default=0)]
+        may_hold = lease.pledge in self.pledges.living and (not asked or is_chain(asked))
+        return "" if lease.is_chain or may_hold else NO_CHAIN
 
     def after_retrieve(
         self,
@@ -485,7 +488,7 @@ class Promises:
         """Checks that a retrieve was refused or begun as its lease demands.
 
         refusal: result of before_retrieve(). sound: nothing but the lease could be refused, and the lookup needed
-        every block. held: it waits for chunks from disk.
+        every block. held: it waits for chunks from disk, or from an engine.
         """
         errors = [e.reply.code for e in effects if isinstance(e, Answer) and isinstance(e.reply, Error)]
         if "disk-away" in errors:
@@ -493,17 +496,24 @@ class Promises:
         if "not-coming" in errors and refusal != "beyond the lease":
             raise Wrong("a retrieve of what came is refused, as if it did not")
         begun = held or any(isinstance(effect, Instruct) and isinstance(effect.order, Copy) for effect in effects)
-        if begun and refusal:
+        lease = self.leases.get(request.lease)
+        if begun and held and refusal == NO_CHAIN and lease is not None and lease.pledge in self.pledges.living:
+            self._must_fail(peer, request)  # what it waits for never comes behind these keys
+        elif begun and refusal:
             raise Wrong(f"a retrieve was begun in spite of its lease: {refusal}")
-        if not begun and not refusal and sound:
+        if not begun and not refusal and sound and lease is not None and lease.is_chain:
             raise Wrong(f"a retrieve under a good lease was refused: {effects}")
-        if begun:
-            session, lease = self.by_peer[peer], self.leases[request.lease]
+        if begun and lease is not None:
+            session = self.by_peer[peer]
             lease.expires_ns = max(lease.expires_ns, now_ns + self._lease_extended_ms * MS)
             if not request.more:
                 lease.ranks_used.append(session.rank)
             if len(lease.ranks_used) == lease.engine.ranks:
                 del self.leases[request.lease]
+
+    def _must_fail(self, peer: int, request: Retrieve) -> None:
+        for asked in self.asked[peer, request.id]:
+            asked.must_fail = asked.must_fail or asked.request is request
 
     def needed_by_lookup(self, lease: LeaseFacts, shape: Shape, group: int) -> list[int]:
         return needed(shape, group, len(lease.keys))
