@@ -294,7 +294,7 @@ class FakeServer:
                 self.caches[number] = entry
                 return wire.Registered(request.id, number, 1)
             case wire.Watch():
-                if request.cache not in self.caches:
+                if request.cache not in self.caches or self.mover.poll() is not None:
                     return wire.Error(request.id, "request", "cache-unknown", "lost with its mover")
                 return wire.Watched(request.id, 1)
             case wire.Unregister():
