@@ -11,8 +11,9 @@ namespace kv {
 // The bytes of a small file; empty when it cannot be read.
 std::string content_of(const std::string& path);
 
-// The words of a text in turn. It uses no std::istream: a module that contains its own C++ library may share the tables
-// of locales with another one that was loaded first, and then each number is read as 0.
+// The words of a text in turn. It uses no std::istream. On one machine our module had a C++ library of its own, and
+// read 0 from /proc/meminfo through a stream once pyzmq had loaded another one. Shared tables of locales are the likely
+// cause.
 class Words {
   public:
     explicit Words(std::string text) : text_(std::move(text)) {}

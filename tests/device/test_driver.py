@@ -297,7 +297,7 @@ def test_code_for_another_device_or_of_another_compiler_is_not_taken(tmp_path: P
             assert recompiled.met() == 0
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "emptied", "writable by others"])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "emptied", "too long", "writable by others"])
 def test_damaged_code_is_compiled_again_and_replaced(machine: Machine, tmp_path: Path, damage: str) -> None:
     kernel_report(machine, cache=str(tmp_path))
     (kept,) = tmp_path.iterdir()
@@ -309,6 +309,8 @@ def test_damaged_code_is_compiled_again_and_replaced(machine: Machine, tmp_path:
             kept.write_bytes(whole[:-3] + bytes([whole[-3] ^ 1]) + whole[-2:])
         case "emptied":
             kept.write_bytes(b"")
+        case "too long":
+            os.truncate(kept, (64 << 20) + 1)
         case _:
             kept.chmod(0o666)
     with machine.rule("rtc_compile", CODE, code=0) as recompiled:

@@ -1,4 +1,4 @@
-"""What a restarted brain may lose, as the simulated ledger tells it."""
+"""The chunks that a restarted brain may lose, as the simulated ledger tells it."""
 
 from kvserver.tiers.records import DOCUMENT_FORMAT, NO_PARENT, GroupDocument, NamespaceDocument, Record, encode_document
 

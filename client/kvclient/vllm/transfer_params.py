@@ -41,7 +41,7 @@ class TransferParams:
         return "producer" if decodes else "consumer" if prefills else ""
 
     def answer(self, request: str, tables: Sequence[Sequence[int]], *, is_there: bool) -> dict[str, Any]:
-        """What the proxy passes on, with the keys that proxies look for. The blocks are not held back for anybody.
+        """The params that the proxy passes on, with the keys that proxies look for. No blocks are held back.
 
         is_there: False if the prompt was not stored whole. Then the second engine need not wait for a sign of it.
         """

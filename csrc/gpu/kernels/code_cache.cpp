@@ -21,7 +21,7 @@ struct Head {
     uint64_t check;  // checksum of the code, seeded with the key's digest, so that a renamed file does not match
 };
 constexpr char MAGIC[8] = {'K', 'V', 'C', 'O', 'D', 'E', '0', '1'};
-constexpr uint64_t CODE_BYTES_MAX = 64 << 20;
+constexpr off_t FILE_BYTES_MAX = 64 << 20;
 
 std::filesystem::path file_of(const std::string& directory, const std::string& key) {
     const auto bytes = std::as_bytes(std::span(key));
@@ -33,11 +33,11 @@ uint64_t check_of(const std::vector<char>& code, const std::string& key) {
     return checksum(std::as_bytes(std::span(code)), checksum(std::as_bytes(std::span(key)), 0));
 }
 
-// Whether only this user can have written the file: its code runs on the GPU with the engine's data.
+// Whether only this user can have written the file: its code runs on the GPU with the engine's data. No code is larger.
 bool trusted(const std::filesystem::path& file) {
     struct stat found;
     return lstat(file.c_str(), &found) == 0 && S_ISREG(found.st_mode) && found.st_uid == geteuid() &&
-           (found.st_mode & (S_IWGRP | S_IWOTH)) == 0;
+           (found.st_mode & (S_IWGRP | S_IWOTH)) == 0 && found.st_size <= FILE_BYTES_MAX;
 }
 
 }  // namespace
@@ -50,7 +50,7 @@ std::optional<std::vector<char>> find_code(const std::string& directory, const s
     Head head;
     if (content.size() < sizeof head) return std::nullopt;
     std::memcpy(&head, content.data(), sizeof head);
-    if (std::memcmp(head.magic, MAGIC, sizeof MAGIC) != 0 || head.code_bytes > CODE_BYTES_MAX) return std::nullopt;
+    if (std::memcmp(head.magic, MAGIC, sizeof MAGIC) != 0) return std::nullopt;
     if (head.code_bytes > content.size() - sizeof head) return std::nullopt;
     const char* first = content.data() + sizeof head;
     std::vector<char> code(first, first + head.code_bytes);

@@ -39,7 +39,7 @@ SAID = (
     {"do_remote_prefill": 1},
     TO_COMPUTE | TO_GO_ON | {"do_remote_decode": True},
 )
-"""What a proxy says of requests. The last two are nonsense."""
+"""Params that a proxy sends with requests. The last two are nonsense."""
 
 MUST_BE_EMPTY = attrgetter(
     "_live",

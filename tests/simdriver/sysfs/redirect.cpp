@@ -1,7 +1,7 @@
 // For LD_PRELOAD: what a process opens below /sys/class/kfd/ it opens below the directory KVSIM_KFD instead.
 //
 // AMD's driver does not tell a device's architecture in a form that all releases share, its kernel module does, there.
-// What std::filesystem, our own reader and Python's open() call is redirected, and nothing else.
+// It redirects the calls of std::filesystem, of our own reader and of Python's open(), and nothing else.
 
 #include <dlfcn.h>
 #include <fcntl.h>

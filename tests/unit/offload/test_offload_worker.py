@@ -30,7 +30,7 @@ class Client:
         self.connected = is_there
         self.waits: list[str] = []
         self.timeouts: list[float | None] = []
-        """Of retrieves. None: as for any other."""
+        """Time-outs of the retrieves. None: as for any other."""
         self.calls: list[tuple[str, object]] = []
         self.futures: list[Future[Any]] = []
 
