@@ -31,6 +31,8 @@ from kvserver.errors import ConfigError, KvError, ResourceError
 CHECKOUT = Path(kvserver.__file__).resolve().parent.parent
 BENCHES = ("service", "host", "start", "offload", "disk", "streaming", "recovery", "drain", "vllm")
 """Benchmarks of a checkout that run without a GPU (vllm only if its engine does). Those for GPUs are not listed."""
+WITH_THREADS = ("obstore", "glide_sync", "mooncake")
+"""Libraries of stores with threads of their own. One that asks for Python while Python ends aborts the process."""
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 """Settings of a command whose options, --help included, another program reads."""
 
@@ -52,21 +54,33 @@ def main() -> NoReturn:
 
 def run_command(command: typer.Typer, name: str) -> NoReturn:
     """A command's edge: an expected error is printed as one line, any other as a traceback and as a bug."""
+    status = _status_of(command, name)
+    if any(module in sys.modules for module in WITH_THREADS):
+        with suppress(OSError):  # nobody reads any more
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
+def _status_of(command: typer.Typer, name: str) -> int:
     try:
         if any("\udc80" <= letter <= "\udcff" for argument in sys.argv for letter in argument):
             raise ConfigError("argument", "the command line has bytes that are not text in UTF-8")
         command(prog_name=name)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
     except KvError as error:
         _complain(str(error))
-        sys.exit(2 if isinstance(error, ConfigError) else 1)
+        return 2 if isinstance(error, ConfigError) else 1
     except Exception as error:  # one of two places: a person is waiting and must be told whose fault it is
         if isinstance(error, ImportError) and error.name == "kvserver._native":
             _complain(f"native-module: {error}; `kvserver doctor` says more")
-            sys.exit(2)
+            return 2
         traceback.print_exc()
         _complain("this is a bug in kvserver; the lines above belong in its report")
-        sys.exit(1)
-    sys.exit(0)
+        return 1
+    return 0
 
 
 # ---------------------------------------------------------------- flags from tables

@@ -53,6 +53,35 @@ def test_a_configuration_error_is_one_line_and_exit_2() -> None:
     assert done.stderr == "kvserver: config-range: jobs_max=0 must be in [1, 4096] (jobs_max from --jobs-max)\n"
 
 
+ABORTS_AS_PYTHON_ENDS = """
+import atexit, os, sys, types
+import typer
+from kvserver.cli.main import run_command
+
+module, status = sys.argv[1:]
+del sys.argv[1:]
+sys.modules[module] = types.ModuleType(module)
+atexit.register(os.abort)
+app = typer.Typer()
+
+@app.command()
+def command():
+    print("the result")
+    raise typer.Exit(int(status))
+
+run_command(app, "command")
+"""
+
+
+@pytest.mark.parametrize("module", ["obstore", "glide_sync", "mooncake"])
+@pytest.mark.parametrize("status", [0, 1])
+def test_a_command_with_a_client_of_a_store_ends_with_its_own_status(module: str, status: int) -> None:
+    """Threads of such a client would abort a Python that ends in the usual way."""
+    command = [sys.executable, "-c", ABORTS_AS_PYTHON_ENDS, module, str(status)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, cwd=ROOT, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (status, "the result\n", "")
+
+
 def test_bytes_that_are_no_text_are_refused() -> None:
     command: list[str | bytes] = [sys.executable, "-m", "kvserver", "explain", b"\xff"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_S, cwd=ROOT)
