@@ -80,4 +80,4 @@ def _arm(text: str) -> Arm:
 
 
 if __name__ == "__main__":
-    main.run_command(app, "kvserver replay")
+    main.leave(main.run_command(app, "kvserver replay"))

@@ -49,12 +49,11 @@ app.add_typer(remote.app, name="remote")
 
 
 def main() -> NoReturn:
-    run_command(app, "kvserver")
+    leave(run_command(app, "kvserver"))
 
 
-def run_command(command: typer.Typer, name: str) -> NoReturn:
-    """A command's edge: an expected error is printed as one line, any other as a traceback and as a bug."""
-    status = _status_of(command, name)
+def leave(status: int) -> NoReturn:
+    """Ends this process."""
     if any(module in sys.modules for module in WITH_THREADS):
         with suppress(OSError):  # nobody reads any more
             sys.stdout.flush()
@@ -63,7 +62,8 @@ def run_command(command: typer.Typer, name: str) -> NoReturn:
     sys.exit(status)
 
 
-def _status_of(command: typer.Typer, name: str) -> int:
+def run_command(command: typer.Typer, name: str) -> int:
+    """A command's exit status. An expected error is printed as one line, any other as a traceback and as a bug."""
     try:
         if any("\udc80" <= letter <= "\udcff" for argument in sys.argv for letter in argument):
             raise ConfigError("argument", "the command line has bytes that are not text in UTF-8")

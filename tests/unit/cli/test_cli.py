@@ -56,7 +56,7 @@ def test_a_configuration_error_is_one_line_and_exit_2() -> None:
 ABORTS_AS_PYTHON_ENDS = """
 import atexit, os, sys, types
 import typer
-from kvserver.cli.main import run_command
+from kvserver.cli.main import leave, run_command
 
 module, status = sys.argv[1:]
 del sys.argv[1:]
@@ -69,7 +69,7 @@ def command():
     print("the result")
     raise typer.Exit(int(status))
 
-run_command(app, "command")
+leave(run_command(app, "command"))
 """
 
 
@@ -132,14 +132,9 @@ def test_without_the_native_module_serve_says_so_and_exits_2(tmp_path: Path) -> 
 def test_an_unforeseen_error_is_a_traceback_and_called_a_bug(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(prog_name: str) -> None:
-        raise ZeroDivisionError("seven")
-
-    monkeypatch.setattr(main, "app", broken)
-    with pytest.raises(SystemExit) as left:
-        main.main()
+    monkeypatch.setattr(sys, "argv", ["kvserver"])
+    assert main.run_command(raising(ZeroDivisionError("seven")), "kvserver") == 1
     said = capsys.readouterr().err
-    assert left.value.code == 1
     assert "ZeroDivisionError: seven" in said
     assert said.endswith("kvserver: this is a bug in kvserver; the lines above belong in its report\n")
 
@@ -148,13 +143,19 @@ def test_an_unforeseen_error_is_a_traceback_and_called_a_bug(
 def test_foreseen_errors_have_no_traceback(
     error: Exception, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse(prog_name: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["kvserver"])
+    assert main.run_command(raising(error), "kvserver") == status
+    assert capsys.readouterr().err == "kvserver: a: b\n"
+
+
+def raising(error: Exception) -> typer.Typer:
+    app = typer.Typer(pretty_exceptions_enable=False)
+
+    @app.command()
+    def command() -> None:
         raise error
 
-    monkeypatch.setattr(main, "app", refuse)
-    with pytest.raises(SystemExit) as left:
-        main.main()
-    assert (left.value.code, capsys.readouterr().err) == (status, "kvserver: a: b\n")
+    return app
 
 
 def test_version_and_help_load_nothing_heavy() -> None:
