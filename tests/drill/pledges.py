@@ -125,5 +125,22 @@ BUGS = (
         "core.jobs[number].held",
     ),
     Bug("P7", "a plain lookup is answered as if it might wait", LOOKUP, r"and isinstance\(request, Await\)", ""),
+    Bug(
+        "P2",
+        "a broken word is forgotten with the life of its engine",
+        AWAITS,
+        r"return Pledger\(cache\.tenant, session\.engine\.name\)",
+        'return Pledger(cache.tenant, f"{session.engine.name} {session.number}")',
+        OWN_TESTS,
+    ),
+    Bug("P2", "a broken word is forgotten at once", TABLE, r"self\._distrusted\[broken\] = until_ns", "pass"),
+    Bug(
+        "P2",
+        "a crash is a broken word",
+        AWAITS,
+        r'if how == "not-stored" or \(how',
+        'if how in ("not-stored", "died") or (how',
+        OWN_TESTS,
+    ),
     Bug("P2", "a pledge is made where nothing can be stored now", AWAITS, r"admission\.check_store\([^\n]*", "pass"),
 )

@@ -9,6 +9,8 @@ from kvserver.service.base.effects import Effect, Log
 from .memory import Wrong
 
 MS = 1_000_000
+DISTRUSTED_PATIENCES = 4
+"""An engine that broke its word gives it for the same chunk again after so many times the patience."""
 
 
 @dataclass(eq=False)
@@ -36,11 +38,15 @@ class PledgePromises:
         self._ttl_ms = ttl_ms
         self._patience_ms = patience_ms
         self.living: dict[int, PledgeFacts] = {}
+        self._broken: dict[tuple[str, bytes, bytes], int] = {}
+        """(engine's name, namespace, key) of the chunk at which a word was broken -> when it is trusted again."""
 
     def made(self, number: int, facts: PledgeFacts, ttl_ms: int, now_ns: int) -> None:
         taken = {(other.digest, key) for other in self.living.values() for key in other.keys if key not in other.came}
         if number in self.living or any((facts.digest, key) in taken for key in facts.keys):
             raise Wrong(f"pledge {number} is on chunks that are pledged already")
+        if now_ns < self._broken.get((facts.name, facts.digest, facts.keys[0]), 0):
+            raise Wrong(f"pledge {number} of {facts.name} is believed, which broke its word for that chunk just before")
         facts.expires_ns = now_ns + min(ttl_ms, self._ttl_ms) * MS
         self.living[number] = facts
 
@@ -65,7 +71,7 @@ class PledgePromises:
                 facts.moved_ns = now_ns
                 facts.came.add(key)
 
-    def ended(self, effects: Sequence[Effect]) -> dict[int, int]:
+    def ended(self, effects: Sequence[Effect], now_ns: int) -> dict[int, int]:
         """The pledges that end now -> how many leading chunks of their prompts came."""
         ends = [dict(effect.fields) for effect in effects if isinstance(effect, Log) and effect.event == "pledge ended"]
         found: dict[int, int] = {}
@@ -75,6 +81,11 @@ class PledgePromises:
             self._counts[f"pledge {end['how']}"] += 1
             if end["how"] == "stored" and came != len(facts.keys):
                 raise Wrong(f"pledge {number} is said to be stored, and {came} of {len(facts.keys)} chunks came")
+            patience_ns = self._patience_ms * MS
+            if end["how"] == "not-stored" or (end["how"] == "late" and now_ns >= facts.moved_ns + patience_ns):
+                self._counts["pledge broken"] += 1
+                until_ns = now_ns + DISTRUSTED_PATIENCES * patience_ns
+                self._broken[facts.name, facts.digest, facts.keys[came]] = until_ns
             found[number] = facts.held + came
         return found
 

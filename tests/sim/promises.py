@@ -348,9 +348,9 @@ class Promises:
         facts = PledgeFacts(session.number, session.engine, name, request.namespace, reply.held, mine, now_ns, now_ns)
         self.pledges.made(reply.pledge, facts, request.ttl_ms, now_ns)
 
-    def pledges_end(self, effects: Sequence[Effect]) -> None:
+    def pledges_end(self, effects: Sequence[Effect], now_ns: int) -> None:
         """Whoever awaits a pledge that has ended keeps what has come."""
-        for number, came in self.pledges.ended(effects).items():
+        for number, came in self.pledges.ended(effects, now_ns).items():
             for lease in [lease for lease in self.leases.values() if lease.pledge == number]:
                 lease.falls_short = len(lease.keys) > came
                 lease.keys = lease.keys[:came]

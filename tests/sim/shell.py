@@ -227,7 +227,7 @@ class Shell:
         self.service.check()
         for record in published:
             self.promises.pledges.published(record.namespace, record.key, world.now_ns)
-        self.promises.pledges_end(effects)
+        self.promises.pledges_end(effects, world.now_ns)
         self.promises.leases_left = service_view.leases(self.service)
         self._check_cuts(event, effects, digests)
         self._carry_out(effects)

@@ -12,13 +12,13 @@ from kvserver.index.space import Space
 from kvserver.service.requests import admission, lookup
 from kvserver.service.state.caches import Cache
 from kvserver.service.state.core import MILLISECOND_NS, Core
-from kvserver.service.state.pledges import Pledge, PledgeEnd
+from kvserver.service.state.pledges import Pledge, PledgeEnd, Pledger
 from kvserver.service.state.sessions import Session
 from kvserver.wire.messages import CHUNKS_MAX, KEY_BYTES, Pledged, Store, Unpledge, Unpledged
 from kvserver.wire.messages import Pledge as PledgeRequest
 
 DISTRUSTED_PATIENCES = 4
-"""A session that has not stored what it pledged may not pledge it again for so many times pledge_patience_ms. So others
+"""An engine that has not stored what it pledged may not pledge it again for so many times pledge_patience_ms. So others
 wait for it at most a fifth of the time."""
 
 WHY: dict[PledgeEnd, str] = {
@@ -46,18 +46,21 @@ def pledge(core: Core, session: Session, peer: int, request: PledgeRequest, now_
     admission.check_store(core, request.namespace, now_ns)
     space = core.chunks.spaces.get(request.namespace)
     held = number = chunks = 0
-    if space is not None and _may_pledge(core, session, space):
+    pledger = _pledger(core, session, space) if space is not None else None
+    if space is not None and pledger is not None:
         held = core.chunks.servable(space, request.keys)
         rest = request.keys[held * KEY_BYTES :]
-        if not core.pledges.is_distrusted(session, space, rest[:KEY_BYTES], now_ns):
+        if not core.pledges.is_distrusted(pledger, space, rest[:KEY_BYTES], now_ns):
             chunks = _free(core, space, rest)
     if chunks:
         assert space is not None
+        assert pledger is not None
         number = core.number("pledge")
         end = held + chunks
         made = Pledge(
             number=number,
             session=session,
+            pledger=pledger,
             space=space,
             after=request.keys[: held * KEY_BYTES][-KEY_BYTES:],
             keys=request.keys[held * KEY_BYTES : end * KEY_BYTES],
@@ -71,15 +74,15 @@ def pledge(core: Core, session: Session, peer: int, request: PledgeRequest, now_
     core.answer(peer, Pledged(request.id, number, held, chunks))
 
 
-def _may_pledge(core: Core, session: Session, space: Space) -> bool:
-    """The engine has a cache of the namespace, and a chunk of it can be stored. Namespaces with window or state
-    groups are left out: the chunks that these need depend on where a prompt ends."""
+def _pledger(core: Core, session: Session, space: Space) -> Pledger | None:
+    """Who pledges, if the engine has a cache of the namespace, and a chunk of it can be stored. Namespaces with window
+    or state groups are left out: the chunks that these need depend on where a prompt ends."""
     if not space.only_full or not space.complete:
-        return False
-    return any(
-        cache.digest == space.digest and cache.session.engine is session.engine and cache.state != "unmapping"
-        for cache in core.caches.values()
-    )
+        return None
+    for cache in core.caches.values():
+        if cache.digest == space.digest and cache.session.engine is session.engine and cache.state != "unmapping":
+            return Pledger(cache.tenant, session.engine.name)
+    return None
 
 
 def _free(core: Core, space: Space, keys: bytes) -> int:

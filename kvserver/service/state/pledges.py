@@ -22,6 +22,16 @@ from kvserver.wire.messages import KEY_BYTES
 DISTRUSTED_MAX = 4096
 """Broken words that are remembered."""
 
+
+class Pledger(NamedTuple):
+    """Who has pledged something, by what outlasts its sessions."""
+
+    tenant: int
+    """Tag of the tenant."""
+    engine: str
+    """Name of the engine within its tenant."""
+
+
 PledgeEnd = Literal["stored", "withdrawn", "died", "late", "not-stored", "cleared"]
 """How a pledge ends. stored: all of it came. late: its time is over, or it made no progress. not-stored: a store of it
 was refused, cut short or failed. cleared: its chunks, or those before, are served no more."""
@@ -50,6 +60,7 @@ class Pledge:
 
     number: int
     session: Session
+    pledger: Pledger
     space: Space
     after: bytes
     """Key of the chunk before the first that is still to come; empty at the beginning of a prompt."""
@@ -106,9 +117,9 @@ class Pledges(Table[Pledge]):
         """(namespace, key) of each chunk that is still to come. Empty: nobody has pledged anything."""
         self.slot_bytes = 0
         """Slot bytes of all pledges."""
-        self._distrusted: dict[tuple[int, bytes, bytes], int] = {}
-        """(session, namespace, key) of chunks that a session pledged and did not store -> until when it may not pledge
-        them again. The oldest first."""
+        self._distrusted: dict[tuple[Pledger, bytes, bytes], int] = {}
+        """(who, namespace, key) of chunks that an engine pledged and did not store -> until when it may not pledge them
+        again. The oldest first."""
         self.has_news = False
         self._news = News({}, {}, {})
 
@@ -132,15 +143,16 @@ class Pledges(Table[Pledge]):
         return waits
 
     def distrust(self, pledge: Pledge, until_ns: int) -> None:
-        """The session of a pledge has broken its word. It may not give it for the same next chunk again before then."""
-        broken = pledge.session.number, pledge.space.digest, pledge.to_come[:KEY_BYTES]
+        """An engine has broken its word. It may not give it for the same next chunk again before then, nor may another
+        session of that name."""
+        broken = pledge.pledger, pledge.space.digest, pledge.to_come[:KEY_BYTES]
         self._distrusted.pop(broken, None)
         self._distrusted[broken] = until_ns
         if len(self._distrusted) > DISTRUSTED_MAX:
             del self._distrusted[next(iter(self._distrusted))]
 
-    def is_distrusted(self, session: Session, space: Space, key: bytes, now_ns: int) -> bool:
-        return now_ns < self._distrusted.get((session.number, space.digest, key), 0)
+    def is_distrusted(self, pledger: Pledger, space: Space, key: bytes, now_ns: int) -> bool:
+        return now_ns < self._distrusted.get((pledger, space.digest, key), 0)
 
     def wait(self, wait: Wait) -> Wait:
         wait.pledge.waits[wait] = None

@@ -569,7 +569,7 @@ def test_the_number_of_pledged_chunks_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("how", ["late", "not-stored"])
-def test_a_session_that_did_not_store_what_it_pledged_may_not_pledge_it_again_for_a_while(how: str) -> None:
+def test_an_engine_that_did_not_store_what_it_pledged_may_not_pledge_it_again_for_a_while(how: str) -> None:
     scene = Scene(pledge_patience_ms=1_000)
     scene.store(0, 1)
     scene.pledge()
@@ -592,6 +592,38 @@ def test_a_session_that_did_not_store_what_it_pledged_may_not_pledge_it_again_fo
     assert scene.pledge().chunks == 0
     scene.rig.wait_ms(1_300)
     assert scene.pledge().chunks == 3
+
+
+@pytest.mark.parametrize("epoch", [11, 13])
+def test_a_broken_word_outlasts_the_session_that_gave_it(epoch: int) -> None:
+    """Another epoch is another life of the engine."""
+    scene = Scene(pledge_patience_ms=1_000)
+    scene.pledge()
+    scene.rig.wait_ms(1_100)
+    assert scene.ended() == {"late": 1}
+    scene.rig.peer_gone(scene.producer.local)
+    again = Client(scene.rig, engine="producer", epoch=epoch).register()
+    assert scene.pledge(by=again).chunks == 0
+    scene.rig.wait_ms(3_900)
+    assert scene.pledge(by=again).chunks == CHUNKS
+
+
+def test_an_engine_of_another_tenant_breaks_nobody_elses_word() -> None:
+    scene = Scene(pledge_patience_ms=1_000)
+    namesake = Client(scene.rig, engine="producer", epoch=13).register(tenant="another")
+    scene.pledge()
+    scene.rig.wait_ms(1_100)
+    assert scene.pledge().chunks == 0
+    assert scene.pledge(by=namesake).chunks == CHUNKS
+
+
+def test_an_engine_that_died_has_not_broken_its_word() -> None:
+    scene = Scene()
+    scene.pledge()
+    scene.rig.peer_gone(scene.producer.local)
+    assert scene.ended() == {"died": 1}
+    again = Client(scene.rig, engine="producer", epoch=13).register()
+    assert scene.pledge(by=again).chunks == CHUNKS
 
 
 def test_broken_words_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
