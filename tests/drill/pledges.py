@@ -91,9 +91,35 @@ BUGS = (
         r"or pledge\.after != keys\[:at\]\[-KEY_BYTES:\]",
         "",
     ),
-    Bug("P5", "pledges fill more than their share", AWAITS, r"- core\.pledges\.slot_bytes", "", ()),
-    Bug("P5", "an ended pledge keeps its share", TABLE, r"self\.slot_bytes -= pledge\.slot_bytes", "pass"),
-    Bug("P2", "a session makes as many pledges as it likes", AWAITS, r"len\(session\.pledges\) >= [^\n]* or ", ""),
+    Bug(
+        "P5", "pledges fill more than their share", AWAITS, r"room\.chunks, room\.slot_bytes // [^)]*\)", "room.chunks"
+    ),
+    Bug("P5", "an ended pledge keeps its share", TABLE, r"self\._take\(pledge, Size\(-1[^\n]*", "pass"),
+    Bug("P5", "a chunk that came keeps its share", TABLE, r"self\._take\(pledge, Size\(0, -1, 0\)\)", "pass"),
+    Bug("P2", "an engine leaves no room to others", TABLE, r", \(3, 4\)\)", ", (1, 1))", OWN_TESTS),
+    Bug("P2", "a tenant leaves no room to others", TABLE, r"\(\(1, 1\), \(7, 8\)", "((1, 1), (1, 1)", OWN_TESTS),
+    Bug(
+        "P2",
+        "an engine's share is of the whole room, not of what others leave",
+        TABLE,
+        r"\(most - taken\[0\] \+ own\) \* part // whole - own for",
+        "min(most - taken[0], most * part // whole - own) for",
+        OWN_TESTS,
+    ),
+    Bug(
+        "P2",
+        "a session makes more pledges than its engine may",
+        AWAITS,
+        r"if not core\.pledges\.room\([^\n]*",
+        "if False:",
+    ),
+    Bug(
+        "P2",
+        "a session makes as many pledges as it likes",
+        AWAITS,
+        r"if len\(session\.pledges\) >= [^\n]*",
+        "if False:",
+    ),
     Bug("P2", "another session takes a pledge back", AWAITS, r"and made\.session is session", ""),
     Bug(
         "P2",

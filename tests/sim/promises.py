@@ -64,6 +64,7 @@ from .pledge_promises import PledgeFacts, PledgePromises
 from .quota_promises import Quotas
 from .recovery_answers import RecoveryAnswers
 from .shapes import Shape
+from .tenants import tenant_of
 
 ANSWERS: dict[type, type] = {
     Hello: Welcome,
@@ -344,8 +345,19 @@ class Promises:
         wanted = self._held(shape, request.namespace, keys) if is_chain(keys) else reply.held
         if reply.held != wanted or not 0 < reply.chunks <= len(keys) - wanted:
             raise Wrong(f"{reply} to a pledge of {len(keys)} chunks, of which {wanted} are held")
-        name, mine = session.name[0], keys[reply.held : reply.held + reply.chunks]
-        facts = PledgeFacts(session.number, session.engine, name, request.namespace, reply.held, mine, now_ns, now_ns)
+        mine = keys[reply.held : reply.held + reply.chunks]
+        facts = PledgeFacts(
+            session=session.number,
+            engine=session.engine,
+            name=session.name[0],
+            tenant=tenant_of(request.namespace),
+            digest=request.namespace,
+            held=reply.held,
+            keys=mine,
+            slot_bytes=len(mine) * shape.chunk_units() * SLOT_ALIGN,
+            expires_ns=now_ns,
+            moved_ns=now_ns,
+        )
         self.pledges.made(reply.pledge, facts, request.ttl_ms, now_ns)
 
     def pledges_end(self, effects: Sequence[Effect], now_ns: int) -> None:

@@ -37,21 +37,25 @@ def pledge(core: Core, session: Session, peer: int, request: PledgeRequest, now_
     lookup.check_keys(request.keys)
     lookup.check_namespace(request.namespace)
     bounds = core.bounds
-    if len(session.pledges) >= bounds.pledges_max or len(core.pledges) >= bounds.pledges_total_max:
+    if len(session.pledges) >= bounds.pledges_max:
         raise ResourceError(
-            "pledges",
-            f"{len(session.pledges)} pledges of this session and {len(core.pledges)} of all; at most "
-            f"{bounds.pledges_max} and {bounds.pledges_total_max} may be",
+            "pledges", f"{len(session.pledges)} pledges of this session; at most {bounds.pledges_max} may be"
         )
     admission.check_store(core, request.namespace, now_ns)
     space = core.chunks.spaces.get(request.namespace)
     held = number = chunks = 0
     pledger = _pledger(core, session, space) if space is not None else None
     if space is not None and pledger is not None:
+        if not core.pledges.room(pledger).pledges:
+            raise ResourceError(
+                "pledges",
+                f"{len(core.pledges)} pledges of all engines; at most {bounds.pledges_total_max} may be, "
+                "and what is left is for others",
+            )
         held = core.chunks.servable(space, request.keys)
         rest = request.keys[held * KEY_BYTES :]
         if not core.pledges.is_distrusted(pledger, space, rest[:KEY_BYTES], now_ns):
-            chunks = _free(core, space, rest)
+            chunks = _free(core, pledger, space, rest)
     if chunks:
         assert space is not None
         assert pledger is not None
@@ -85,12 +89,11 @@ def _pledger(core: Core, session: Session, space: Space) -> Pledger | None:
     return None
 
 
-def _free(core: Core, space: Space, keys: bytes) -> int:
+def _free(core: Core, pledger: Pledger, space: Space, keys: bytes) -> int:
     """How many of the leading chunks nobody has pledged, and have room beside what others have. Keys that come twice
     are no chain, and end it."""
-    room = core.bounds.arena_bytes * core.bounds.pledged_percent_max // 100 - core.pledges.slot_bytes
-    most = min(len(keys) // KEY_BYTES, max(0, room // space.group_bytes(space.needed)))
-    most = min(most, core.bounds.pledged_chunks_max - len(core.pledges.by_key))
+    room = core.pledges.room(pledger)
+    most = min(len(keys) // KEY_BYTES, room.chunks, room.slot_bytes // space.group_bytes(space.needed))
     seen: set[bytes] = set()
     while len(seen) < most:
         key = keys[len(seen) * KEY_BYTES : (len(seen) + 1) * KEY_BYTES]

@@ -85,7 +85,7 @@ class Scene:
     def check_nothing_is_left(self) -> None:
         assert not self.rig.core.pledges
         assert not self.rig.core.pledges.by_key
-        assert self.rig.core.pledges.slot_bytes == 0
+        assert not self.rig.core.pledges.taken
         assert not self.rig.core.jobs
 
 
@@ -539,26 +539,58 @@ def test_pledges_fill_no_more_than_their_share_of_the_arena() -> None:
         if len(scene.rig.core.pledges) >= 250:
             break
     share = scene.rig.bounds.arena_bytes // 10
-    assert 0 < scene.rig.core.pledges.slot_bytes <= share
+    assert 0 < scene.rig.core.pledges.taken[()].slot_bytes <= share
     assert scene.pledge(chain(999, 7)).chunks == 0
     scene.unpledge(next(iter(scene.rig.core.pledges)))
     assert scene.pledge(chain(999, 7)).chunks == 7
 
 
 def test_the_number_of_pledges_is_bounded_for_a_session_and_in_total() -> None:
-    scene = Scene(pledges_max=3, pledges_total_max=5)
+    scene = Scene(pledges_max=3, pledges_total_max=7)
     for number in range(3):
         scene.pledge(chain(400 + number, 1))
     refused = scene.producer.ask(Pledge(scene.rig.number(), NAMESPACE, chain(500, 1), TTL_MS))
     assert is_refusal(refused, "resource", "pledges", "3 pledges of this session")
-    for number in range(2):
+    for number in range(3):
         scene.pledge(chain(410 + number, 1), by=scene.other)
-    refused = scene.other.ask(Pledge(scene.rig.number(), NAMESPACE, chain(500, 1), TTL_MS))
-    assert is_refusal(refused, "resource", "pledges", "5 of all")
+    third = Client(scene.rig, engine="third", epoch=13).register()
+    refused = third.ask(Pledge(scene.rig.number(), NAMESPACE, chain(500, 1), TTL_MS))
+    assert is_refusal(refused, "resource", "pledges", "6 pledges of all engines; at most 7")
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"pledges_total_max": 16},
+        {"pledged_chunks_max": 16},
+        {"arena_bytes": 2 * 64 << 10, "pledged_percent_max": 50},  # 16 chunks of 4 KiB
+    ],
+)
+def test_who_pledges_all_that_it_may_leaves_room_to_other_engines_and_to_other_tenants(bounds: dict[str, int]) -> None:
+    scene = Scene(**bounds)
+    again = Client(scene.rig, engine="producer", epoch=13).register()
+    stranger = Client(scene.rig, engine="producer", epoch=14).register(tenant="another")
+    seeds = iter(range(700, 900))
+
+    def fill(by: Client) -> int:
+        """How many chunks an engine can pledge, one by one."""
+        taken = 0
+        while getattr(by.ask(Pledge(scene.rig.number(), NAMESPACE, chain(next(seeds), 1), TTL_MS)), "chunks", 0):
+            taken += 1
+        return taken
+
+    assert [fill(by) for by in (scene.producer, again, scene.other, stranger)] == [12, 0, 2, 1]
+    scene.rig.peer_gone(scene.producer.local)
+    assert [fill(by) for by in (stranger, scene.other)] == [9, 2], "what one gives back is for all"
+
+
+def test_a_prompt_that_is_longer_than_the_share_of_its_engine_is_pledged_in_part() -> None:
+    scene = Scene(pledged_chunks_max=16)
+    assert scene.pledge(chain(8, 20)).chunks == 12
 
 
 def test_the_number_of_pledged_chunks_is_bounded() -> None:
-    scene = Scene(pledged_chunks_max=7)
+    scene = Scene(pledged_chunks_max=10)
     first = scene.pledge()
     assert scene.pledge(chain(8, 5)).chunks == 2
     assert scene.pledge(chain(9, 1)).chunks == 0
