@@ -53,7 +53,7 @@ from kvserver.wire.messages import (
 )
 from kvserver.wire.orders import Copy, FetchRemote, PutRemote
 
-from .content import Path, is_chain, path_of
+from .content import Path, is_chain, keys_of, path_of
 from .digest_promises import DigestPromises
 from .disk_promises import DiskPromises, Shard
 from .ledger import Both, Ledger, away_of, needed, servable, serves
@@ -346,6 +346,9 @@ class Promises:
         if reply.held != wanted or not 0 < reply.chunks <= len(keys) - wanted:
             raise Wrong(f"{reply} to a pledge of {len(keys)} chunks, of which {wanted} are held")
         mine = keys[reply.held : reply.held + reply.chunks]
+        for path in map(path_of, mine):
+            if self._held(shape, request.namespace, keys_of(path)) == len(path):
+                raise Wrong(f"{reply}: a chunk of it is held, so that it never comes")
         facts = PledgeFacts(
             session=session.number,
             engine=session.engine,

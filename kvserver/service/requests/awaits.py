@@ -8,7 +8,7 @@ the store is refused, cut short or fails.
 import logging
 
 from kvserver.errors import DeviceError, ResourceError
-from kvserver.index.space import Space
+from kvserver.index.space import READY, Space
 from kvserver.service.requests import admission, lookup
 from kvserver.service.state.caches import Cache
 from kvserver.service.state.core import MILLISECOND_NS, Core
@@ -44,6 +44,7 @@ def pledge(core: Core, session: Session, peer: int, request: PledgeRequest, now_
     admission.check_store(core, request.namespace, now_ns)
     space = core.chunks.spaces.get(request.namespace)
     held = number = chunks = 0
+    after = rest = b""
     pledger = _pledger(core, session, space) if space is not None else None
     if space is not None and pledger is not None:
         if not core.pledges.room(pledger).pledges:
@@ -53,21 +54,20 @@ def pledge(core: Core, session: Session, peer: int, request: PledgeRequest, now_
                 "and what is left is for others",
             )
         held = core.chunks.servable(space, request.keys)
-        rest = request.keys[held * KEY_BYTES :]
+        after, rest = request.keys[: held * KEY_BYTES][-KEY_BYTES:], request.keys[held * KEY_BYTES :]
         if not core.pledges.is_distrusted(pledger, space, rest[:KEY_BYTES], now_ns):
-            chunks = _free(core, pledger, space, rest)
+            chunks = _free(core, pledger, space, rest, before=after)
     if chunks:
         assert space is not None
         assert pledger is not None
         number = core.number("pledge")
-        end = held + chunks
         made = Pledge(
             number=number,
             session=session,
             pledger=pledger,
             space=space,
-            after=request.keys[: held * KEY_BYTES][-KEY_BYTES:],
-            keys=request.keys[held * KEY_BYTES : end * KEY_BYTES],
+            after=after,
+            keys=rest[: chunks * KEY_BYTES],
             slot_bytes=chunks * space.group_bytes(space.needed),
             expires_ns=now_ns + min(max(request.ttl_ms, 1), bounds.pledge_ttl_ms) * MILLISECOND_NS,
             moved_ns=now_ns,
@@ -89,18 +89,25 @@ def _pledger(core: Core, session: Session, space: Space) -> Pledger | None:
     return None
 
 
-def _free(core: Core, pledger: Pledger, space: Space, keys: bytes) -> int:
-    """How many of the leading chunks nobody has pledged, and have room beside what others have. Keys that come twice
-    are no chain, and end it."""
+def _free(core: Core, pledger: Pledger, space: Space, keys: bytes, *, before: bytes) -> int:
+    """How many of the chunks after the held one `before` nobody has pledged, and have room beside what others have. A
+    key that comes twice ends them, and so does a chunk that is elsewhere: such keys are no chain, and never come."""
     room = core.pledges.room(pledger)
     most = min(len(keys) // KEY_BYTES, room.chunks, room.slot_bytes // space.group_bytes(space.needed))
     seen: set[bytes] = set()
     while len(seen) < most:
         key = keys[len(seen) * KEY_BYTES : (len(seen) + 1) * KEY_BYTES]
-        if key in seen or core.pledges.of(space, key) is not None:
+        if key in seen or core.pledges.of(space, key) is not None or _is_elsewhere(space, key, before):
             break
         seen.add(key)
+        before = key
     return len(seen)
+
+
+def _is_elsewhere(space: Space, key: bytes, before: bytes) -> bool:
+    """The index has this chunk behind another one than `before`, or it is servable although the prefix is not."""
+    node = space.find(key)
+    return node is not None and (node.state == READY or node.parent is None or node.parent.key != before)
 
 
 def unpledge(core: Core, session: Session, peer: int, request: Unpledge, now_ns: int) -> None:

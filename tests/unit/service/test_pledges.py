@@ -709,16 +709,49 @@ def test_keys_that_come_twice_are_pledged_once() -> None:
 
 
 def test_a_pledge_of_keys_that_are_no_chain_brings_no_bytes_of_others() -> None:
-    """The second key is held at another depth, under another parent."""
+    """The second key comes at another depth, under another parent."""
     scene = Scene()
-    scene.store(0, 3, chain(50, 3))
     torn = chain(51, 1) + key(chain(50, 3), 2)
-    scene.pledge(torn)
+    assert scene.pledge(torn).chunks == 2
     found = scene.await_(torn)
     wait = scene.retrieve(found.lease, 0, 2)
+    scene.store(0, 3, chain(50, 3), by=scene.other)
     assert scene.store(0, 2, torn).why == "parent-absent"
     assert is_refusal(scene.answer(wait), "device", "not-coming")
     assert scene.await_(torn).chunks == 1
+
+
+@pytest.mark.parametrize("state", ["held", "waiting"])
+def test_a_chunk_that_is_elsewhere_is_not_pledged(state: str) -> None:
+    """No store makes it servable behind the chunks of this prompt."""
+    scene = Scene()
+    elsewhere = chain(50, 3)
+    if state == "held":
+        scene.store(0, 3, elsewhere)
+    else:
+        scene.rig.movers_copy = False
+        scene.store(0, 3, elsewhere)
+    for place in range(3):
+        torn = chain(51, 2) + key(elsewhere, place) + chain(52, 1)
+        pledged = scene.pledge(torn)
+        assert pledged.chunks == 2
+        scene.unpledge(pledged.pledge)
+    assert scene.pledge(key(elsewhere, 1) + chain(53, 1)).chunks == 0
+
+
+def test_chunks_that_another_engine_is_storing_are_pledged() -> None:
+    scene = Scene()
+    scene.rig.movers_copy = False
+    scene.store(0, 2, by=scene.other)
+    assert scene.pledge().chunks == CHUNKS
+
+
+def test_a_chunk_that_was_cleared_from_elsewhere_is_pledged() -> None:
+    scene = Scene(forget_chunks=1)
+    elsewhere = chain(50, 9)
+    scene.store(0, 9, elsewhere)
+    command(scene.rig, ClearNamespace(NAMESPACE, key(elsewhere, 1)))
+    assert scene.pledge(chain(51, 2) + key(elsewhere, 7)).chunks == 3
 
 
 def test_a_pledge_belongs_to_its_session() -> None:
