@@ -394,6 +394,34 @@ def test_a_pledge_of_a_part_that_was_kept_is_a_sign_too() -> None:
     assert at.match(tokens=TOKENS) == 5 * CHUNK
 
 
+@pytest.mark.parametrize("more", [0, CHUNK - 1])
+def test_a_prompt_that_is_longer_than_its_producers_waits_for_no_more_than_that_one_has(more: int) -> None:
+    at = desk(await_others=False, await_producer_s=PRODUCER_S)
+    at.begin(tokens=TOKENS, side="consumer", handed_tokens=4 * CHUNK + more)
+    at.match(tokens=TOKENS)
+    at.answer(3)
+    answered_again(at, 4)
+    assert at.match(tokens=TOKENS) == 4 * CHUNK
+    assert not at.offload.awaits_more("r", at.now_s)
+
+
+def test_a_producer_that_has_stored_less_than_a_chunk_is_not_waited_for() -> None:
+    at = desk(await_others=False, await_producer_s=PRODUCER_S)
+    at.begin(tokens=TOKENS, side="consumer", handed_tokens=CHUNK - 1)
+    at.match(tokens=TOKENS)
+    at.answer(0)
+    assert at.match(tokens=TOKENS) == 0
+
+
+def test_a_producer_that_has_more_than_the_prompt_is_expected_up_to_its_end() -> None:
+    at = desk(await_others=False, await_producer_s=PRODUCER_S)
+    at.begin(tokens=TOKENS, side="consumer", handed_tokens=100 * CHUNK)
+    at.match(tokens=TOKENS)
+    at.answer(4)
+    answered_again(at, 5)
+    assert at.match(tokens=TOKENS) == 5 * CHUNK
+
+
 def test_a_producer_is_expected_when_a_remote_store_has_had_its_time() -> None:
     at = desk(await_others=False, await_producer_s=PRODUCER_S, coming_wait_s=PRODUCER_S / 2)
     at.begin(tokens=TOKENS, side="consumer")
@@ -714,6 +742,14 @@ def test_a_consumer_that_expects_more_than_is_pledged_waits_without_blocks(side:
     at.match(tokens=TOKENS)
     at.answer(1, awaited=2)
     assert at.match(tokens=TOKENS) == (None if side else 3 * CHUNK)
+
+
+def test_a_consumer_gets_its_blocks_at_once_if_all_that_its_producer_has_is_pledged() -> None:
+    at = desk(await_tokens_max=100 * TOKENS, await_producer_s=PRODUCER_S)
+    at.begin(tokens=TOKENS, side="consumer", handed_tokens=3 * CHUNK)
+    at.match(tokens=TOKENS)
+    at.answer(1, awaited=2)
+    assert at.match(tokens=TOKENS) == 3 * CHUNK
 
 
 def test_too_little_to_be_loaded_is_not_worth_blocks() -> None:
