@@ -91,6 +91,18 @@ def test_when_the_time_is_over_what_is_there_is_used() -> None:
     assert at.offload.take_lookups() == []
 
 
+def test_the_time_counts_from_a_lookup_ahead_though_the_engine_had_no_room_until_now() -> None:
+    at = desk()
+    at.begin(tokens=TOKENS)
+    at.offload.ask("r", at.now_s)
+    at.answer(2, awaited=3)
+    at.now_s += WAIT_S
+    assert at.match(tokens=TOKENS) is None, "its answer is old"
+    at.answer(2, awaited=3)
+    assert at.match(tokens=TOKENS) == 2 * CHUNK
+    assert not at.offload.awaits_more("r", at.now_s)
+
+
 def test_nothing_that_is_there_when_the_time_is_over_is_computed_and_pledged() -> None:
     at = waiting(found=0, awaited=5)
     at.now_s += WAIT_S
