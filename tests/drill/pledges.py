@@ -7,7 +7,7 @@ from tests.drill.service import HOLDINGS, REQUESTS, STATE
 
 TABLE, AWAITS = f"{STATE}/pledges.py", f"{REQUESTS}/awaits.py"
 CHUNKS, LOOKUP, TRANSFERS = f"{HOLDINGS}/chunks.py", f"{REQUESTS}/lookup.py", f"{REQUESTS}/transfers.py"
-OWN_TESTS = ("tests/unit/service/test_pledges.py", "tests/unit/service/test_pledges_of_ranks.py")
+OWN_TESTS = tuple(f"tests/unit/service/test_{name}.py" for name in ("pledge_bounds", "pledges", "pledges_of_ranks"))
 
 
 def notice(bug: Bug) -> str:
