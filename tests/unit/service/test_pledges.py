@@ -231,6 +231,16 @@ def test_a_refused_store_of_another_engine_ends_nothing() -> None:
     assert scene.ended() == {}
 
 
+def test_a_scheduler_that_dies_ends_its_pledges_though_its_workers_live_on() -> None:
+    scene = Scene()
+    scheduler = Client(scene.rig, engine="producer", epoch=11, rank=-1)
+    scene.pledge(by=scheduler)
+    wait = scene.retrieve(scene.await_().lease, 0, 2)
+    scene.rig.peer_gone(scheduler.local)
+    assert is_refusal(scene.answer(wait), "device", "not-coming", "has ended")
+    assert scene.ended() == {"died": 1}
+
+
 def test_a_cache_that_is_unregistered_ends_what_its_engine_has_pledged() -> None:
     scene = Scene()
     scene.pledge()
