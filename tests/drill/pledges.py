@@ -7,7 +7,7 @@ from tests.drill.service import HOLDINGS, REQUESTS, STATE
 
 TABLE, AWAITS = f"{STATE}/pledges.py", f"{REQUESTS}/awaits.py"
 CHUNKS, LOOKUP, TRANSFERS = f"{HOLDINGS}/chunks.py", f"{REQUESTS}/lookup.py", f"{REQUESTS}/transfers.py"
-OWN_TESTS = ("tests/unit/service/test_pledges.py", "tests/unit/service/test_pledges_of_ranks.py")
+OWN_TESTS = tuple(f"tests/unit/service/test_{name}.py" for name in ("pledge_bounds", "pledges", "pledges_of_ranks"))
 
 
 def notice(bug: Bug) -> str:
@@ -80,9 +80,12 @@ BUGS = (
         "P2",
         "a pledge begins behind what another engine has pledged",
         AWAITS,
-        r"if key in seen or core\.pledges\.of\(space, key\) is not None:",
-        "if key in seen:",
+        r"or core\.pledges\.of\(space, key\) is not None or",
+        "or",
     ),
+    Bug("P2", "a chunk is pledged that is elsewhere", AWAITS, r"or _is_elsewhere\([^)]*\)", "", OWN_TESTS),
+    Bug("P2", "a chunk is pledged that waits elsewhere", AWAITS, r" or node\.parent is None [^)]*\)", ")", OWN_TESTS),
+    Bug("P2", "a chunk that is being stored is not pledged", AWAITS, r"node\.state == READY or", "True or", OWN_TESTS),
     Bug("P1", "other keys than those of the pledge are awaited", TABLE, r"if ours\[low[^\n]*", "if True:"),
     Bug(
         "P1",
@@ -91,9 +94,35 @@ BUGS = (
         r"or pledge\.after != keys\[:at\]\[-KEY_BYTES:\]",
         "",
     ),
-    Bug("P5", "pledges fill more than their share", AWAITS, r"- core\.pledges\.slot_bytes", "", ()),
-    Bug("P5", "an ended pledge keeps its share", TABLE, r"self\.slot_bytes -= pledge\.slot_bytes", "pass"),
-    Bug("P2", "a session makes as many pledges as it likes", AWAITS, r"len\(session\.pledges\) >= [^\n]* or ", ""),
+    Bug(
+        "P5", "pledges fill more than their share", AWAITS, r"room\.chunks, room\.slot_bytes // [^)]*\)", "room.chunks"
+    ),
+    Bug("P5", "an ended pledge keeps its share", TABLE, r"self\._take\(pledge, Size\(-1[^\n]*", "pass"),
+    Bug("P5", "a chunk that came keeps its share", TABLE, r"self\._take\(pledge, Size\(0, -1, 0\)\)", "pass"),
+    Bug("P2", "an engine leaves no room to others", TABLE, r", \(3, 4\)\)", ", (1, 1))", OWN_TESTS),
+    Bug("P2", "a tenant leaves no room to others", TABLE, r"\(\(1, 1\), \(7, 8\)", "((1, 1), (1, 1)", OWN_TESTS),
+    Bug(
+        "P2",
+        "an engine's share is of the whole room, not of what others leave",
+        TABLE,
+        r"\(most - taken\[0\] \+ own\) \* part // whole - own for",
+        "min(most - taken[0], most * part // whole - own) for",
+        OWN_TESTS,
+    ),
+    Bug(
+        "P2",
+        "a session makes more pledges than its engine may",
+        AWAITS,
+        r"if not core\.pledges\.room\([^\n]*",
+        "if False:",
+    ),
+    Bug(
+        "P2",
+        "a session makes as many pledges as it likes",
+        AWAITS,
+        r"if len\(session\.pledges\) >= [^\n]*",
+        "if False:",
+    ),
     Bug("P2", "another session takes a pledge back", AWAITS, r"and made\.session is session", ""),
     Bug(
         "P2",
@@ -125,5 +154,22 @@ BUGS = (
         "core.jobs[number].held",
     ),
     Bug("P7", "a plain lookup is answered as if it might wait", LOOKUP, r"and isinstance\(request, Await\)", ""),
+    Bug(
+        "P2",
+        "a broken word is forgotten with the life of its engine",
+        AWAITS,
+        r"return Pledger\(cache\.tenant, session\.engine\.name\)",
+        'return Pledger(cache.tenant, f"{session.engine.name} {session.number}")',
+        OWN_TESTS,
+    ),
+    Bug("P2", "a broken word is forgotten at once", TABLE, r"self\._distrusted\[broken\] = until_ns", "pass"),
+    Bug(
+        "P2",
+        "a crash is a broken word",
+        AWAITS,
+        r'if how == "not-stored" or \(how',
+        'if how in ("not-stored", "died") or (how',
+        OWN_TESTS,
+    ),
     Bug("P2", "a pledge is made where nothing can be stored now", AWAITS, r"admission\.check_store\([^\n]*", "pass"),
 )

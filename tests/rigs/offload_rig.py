@@ -39,10 +39,18 @@ class Desk:
         self.leases = 0
 
     def begin(
-        self, request: str = "r", *, tokens: int, chunks: int | None = None, reads: bool = True, side: Side = ""
+        self,
+        request: str = "r",
+        *,
+        tokens: int,
+        chunks: int | None = None,
+        reads: bool = True,
+        side: Side = "",
+        handed_tokens: int | None = None,
     ) -> None:
         chunks = tokens // self.options.chunk_tokens if chunks is None else chunks
-        self.offload.begin(request, tokens=tokens, keys=keys_of(chunks), reads=reads, side=side)
+        keys = keys_of(chunks)
+        self.offload.begin(request, tokens=tokens, keys=keys, reads=reads, side=side, handed_tokens=handed_tokens)
 
     def match(self, request: str = "r", *, tokens: int, hbm: int = 0) -> int | None:
         return self.offload.match(request, tokens=tokens, hbm_tokens=hbm, now_s=self.now_s)

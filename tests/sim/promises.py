@@ -53,7 +53,7 @@ from kvserver.wire.messages import (
 )
 from kvserver.wire.orders import Copy, FetchRemote, PutRemote
 
-from .content import Path, is_chain, path_of
+from .content import Path, is_chain, keys_of, path_of
 from .digest_promises import DigestPromises
 from .disk_promises import DiskPromises, Shard
 from .ledger import Both, Ledger, away_of, needed, servable, serves
@@ -64,6 +64,7 @@ from .pledge_promises import PledgeFacts, PledgePromises
 from .quota_promises import Quotas
 from .recovery_answers import RecoveryAnswers
 from .shapes import Shape
+from .tenants import tenant_of
 
 ANSWERS: dict[type, type] = {
     Hello: Welcome,
@@ -344,13 +345,27 @@ class Promises:
         wanted = self._held(shape, request.namespace, keys) if is_chain(keys) else reply.held
         if reply.held != wanted or not 0 < reply.chunks <= len(keys) - wanted:
             raise Wrong(f"{reply} to a pledge of {len(keys)} chunks, of which {wanted} are held")
-        name, mine = session.name[0], keys[reply.held : reply.held + reply.chunks]
-        facts = PledgeFacts(session.number, session.engine, name, request.namespace, reply.held, mine, now_ns, now_ns)
+        mine = keys[reply.held : reply.held + reply.chunks]
+        for path in map(path_of, mine):
+            if self._held(shape, request.namespace, keys_of(path)) == len(path):
+                raise Wrong(f"{reply}: a chunk of it is held, so that it never comes")
+        facts = PledgeFacts(
+            session=session.number,
+            engine=session.engine,
+            name=session.name[0],
+            tenant=tenant_of(request.namespace),
+            digest=request.namespace,
+            held=reply.held,
+            keys=mine,
+            slot_bytes=len(mine) * shape.chunk_units() * SLOT_ALIGN,
+            expires_ns=now_ns,
+            moved_ns=now_ns,
+        )
         self.pledges.made(reply.pledge, facts, request.ttl_ms, now_ns)
 
-    def pledges_end(self, effects: Sequence[Effect]) -> None:
+    def pledges_end(self, effects: Sequence[Effect], now_ns: int) -> None:
         """Whoever awaits a pledge that has ended keeps what has come."""
-        for number, came in self.pledges.ended(effects).items():
+        for number, came in self.pledges.ended(effects, now_ns).items():
             for lease in [lease for lease in self.leases.values() if lease.pledge == number]:
                 lease.falls_short = len(lease.keys) > came
                 lease.keys = lease.keys[:came]

@@ -455,7 +455,7 @@ def check_idle(service: Service, ledger: Ledger) -> None:
     if (
         chunks.orphans
         or core.pledges.by_key
-        or core.pledges.slot_bytes
+        or core.pledges.taken
         or chunks.retired
         or core.sessions.by_peer
         or any(m.boards or m.caches or m.jobs or m.queue for m in core.movers.values())

@@ -141,7 +141,10 @@ class Shell:
             RoomPromises(room, bounds, len(sizes), chain_bytes=world.swarm.depth * chunk_bytes)
         leases = {"lease_ttl_ms": bounds.lease_ttl_ms, "lease_extended_ms": bounds.lease_extended_ms}
         times = {"ttl_ms": bounds.pledge_ttl_ms, "patience_ms": bounds.pledge_patience_ms}
-        self.promises = Promises(ledger, world.shapes, PledgePromises(world.counts, **times), **leases)
+        pledged_bytes = bounds.arena_bytes * bounds.pledged_percent_max // 100
+        pledges_room = bounds.pledges_total_max, bounds.pledged_chunks_max, pledged_bytes
+        pledges = PledgePromises(world.counts, room=pledges_room, **times)
+        self.promises = Promises(ledger, world.shapes, pledges, **leases)
         self.promises.quotas = Quotas(bounds.tenants, ledger, world.shapes)
         self.promises.disk.began(bounds, world.now_ns)
         self.promises.may_decline = bounds.recompute_tokens_per_s > 0
@@ -227,7 +230,7 @@ class Shell:
         self.service.check()
         for record in published:
             self.promises.pledges.published(record.namespace, record.key, world.now_ns)
-        self.promises.pledges_end(effects)
+        self.promises.pledges_end(effects, world.now_ns)
         self.promises.leases_left = service_view.leases(self.service)
         self._check_cuts(event, effects, digests)
         self._carry_out(effects)

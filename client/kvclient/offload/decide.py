@@ -90,12 +90,24 @@ class Offload:
 
     # ---------------------------------------------------------------- requests
 
-    def begin(self, request: Hashable, *, tokens: int, keys: bytes, reads: bool = True, side: Side = "") -> None:
+    def begin(
+        self,
+        request: Hashable,
+        *,
+        tokens: int,
+        keys: bytes,
+        reads: bool = True,
+        side: Side = "",
+        handed_tokens: int | None = None,
+    ) -> None:
         """Begin a request of `tokens` prompt tokens. keys: the packed keys of its whole chunks.
 
         reads: False if the request must compute all its tokens itself. It is stored and takes no lease.
+
+        handed_tokens: leading tokens that a consumer's producer says it has stored; no more are expected of it.
         """
-        self._begin(Request(request, tokens, keys, reads=reads and self._options.retrieves, side=side))
+        reads = reads and self._options.retrieves
+        self._begin(Request(request, tokens, keys, reads=reads, side=side, handed_tokens=handed_tokens))
 
     def begin_unkeyed(self, request: Hashable, *, tokens: int, why: str) -> None:
         """Begin a request that has no safe keys. It is neither looked up nor stored, and is counted under `why`."""

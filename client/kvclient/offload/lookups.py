@@ -109,13 +109,20 @@ class Lookups:
     def expects_beyond(self, it: Request, answer: Answer) -> bool:
         """Whether a consumer expects more of its prompt than is pledged. Not once the engine has begun to compute."""
         is_new = it.side == "consumer" and not it.is_admitted and self._options.awaits(it.side)
-        return is_new and answer.chunks + answer.awaited < answer.asked_chunks
+        return is_new and answer.chunks + answer.awaited < self._end_expected(it, answer)
+
+    def _end_expected(self, it: Request, answer: Answer) -> int:
+        """The chunk up to which a consumer expects its prompt: it may be longer than what its producer computed."""
+        handed = it.handed_tokens
+        chunks = answer.asked_chunks
+        return chunks if handed is None else min(chunks, handed // self._options.chunk_tokens)
 
     def _expected(self, it: Request, answer: Answer) -> int:
         """How many more chunks a consumer expects, though nobody says that they come. None after a pledge that was not
         kept."""
         is_kept = not answer.why and answer.chunks >= it.seen_chunks
-        return answer.asked_chunks - answer.chunks if is_kept and self.expects_beyond(it, answer) else 0
+        expects = is_kept and self.expects_beyond(it, answer)
+        return self._end_expected(it, answer) - answer.chunks if expects else 0
 
     def _more_helps(self, it: Request, answer: Answer, hbm_tokens: int) -> bool:
         """Whether the request could retrieve more if all that is coming were there."""

@@ -84,6 +84,8 @@ class Request:
     reads: bool
     is_keyed: bool = True
     side: Side = ""
+    handed_tokens: int | None = None
+    """Leading tokens that a consumer's producer says it has stored. None: it does not say."""
     tokens: int = 0
     """Length of the sequence at the last match, output included."""
     phase: Phase = Phase.WAITING

@@ -21,7 +21,7 @@ from kvclient.keys import LONG_TOKENS, Naming
 from kvclient.offload.decide import Offload
 from kvclient.offload.ends import Report
 from kvclient.offload.lookup_exchange import LookupExchange
-from kvclient.offload.values import Options, RetrieveOrder, Side, StoreOrder
+from kvclient.offload.values import Options, RetrieveOrder, StoreOrder
 from kvclient.values import RetrieveResult
 from kvclient.vllm.answers import Answers
 from kvclient.vllm.events import RouterEvents
@@ -29,7 +29,7 @@ from kvclient.vllm.hbm import Holdings
 from kvclient.vllm.keys import Keyer, Request
 from kvclient.vllm.other_connectors import UncheckedLoads
 from kvclient.vllm.pins import Pins, Pool
-from kvclient.vllm.transfer_params import TransferParams
+from kvclient.vllm.transfer_params import Said, TransferParams
 from kvserver.errors import RequestError
 from kvserver.wire.messages import KEY_BYTES
 
@@ -56,9 +56,9 @@ class Scheduled(NamedTuple):
 class _Live:
     """A request that has begun and not finished."""
 
-    def __init__(self, request: Request, extra: bytes | None, *, side: Side = "") -> None:
+    def __init__(self, request: Request, extra: bytes | None, *, said: Said) -> None:
         self.request = request
-        self.side: Side = side
+        self.said = said
         self.extra = extra
         """Start of the request's key chain. None if the request has no keys."""
         self.chunks = 0
@@ -167,7 +167,7 @@ class Scheduler:
         except RequestError as problem:
             self._leave_uncached(request, problem)
             return
-        live = self._live[name] = _Live(request, extra, side=self._side_of(request))
+        live = self._live[name] = _Live(request, extra, said=self._said_of(request))
         if isinstance(keys, bytes):
             self._begin(live, keys)
             if keys and (request.num_tokens < LONG_TOKENS or not self._keyer.takes_hashes):
@@ -227,17 +227,17 @@ class Scheduler:
         self._computing.discard(name)
         if name not in self._live:
             return None
-        side = self._live[name].side
+        side = self._live[name].said.side
         self._leave_unnamed(name)
         self._known_tokens.pop(name, None)
         self._unchecked.forget(name, said_tokens=self._live[name].request.num_tokens)
         del self._live[name]
-        is_there = self._offload.hands_over(name)
+        held_tokens, is_there = self._offload.held_tokens(name), self._offload.hands_over(name)
         self._offload.finish(name)
         self._exchange.pledge()  # an idle engine makes no step that would take its pledge back
         if self._transfer_params is None or side != "producer" or not self._stores:
             return None
-        return self._transfer_params.answer(name, tables, is_there=is_there)
+        return self._transfer_params.answer(name, tables, held_tokens=held_tokens, is_there=is_there)
 
     def preempted(self, names: Iterable[str]) -> None:
         """These requests have lost their blocks in this step."""
@@ -357,7 +357,8 @@ class Scheduler:
             tokens=live.request.num_prompt_tokens,
             keys=keys,
             reads=not getattr(live.request, "skip_reading_prefix_cache", False),
-            side=live.side,
+            side=live.said.side,
+            handed_tokens=live.said.tokens,
         )
 
     def _settle(self, name: str) -> None:
@@ -401,11 +402,11 @@ class Scheduler:
         self._begin_unkeyed(request, problem.code)
 
     def _begin_unkeyed(self, request: Request, why: str) -> None:
-        self._live[request.request_id] = _Live(request, None, side=self._side_of(request))
+        self._live[request.request_id] = _Live(request, None, said=self._said_of(request))
         self._offload.begin_unkeyed(request.request_id, tokens=request.num_prompt_tokens, why=why)
 
-    def _side_of(self, request: Request) -> Side:
-        return self._transfer_params.side_of(request) if self._transfer_params is not None else ""
+    def _said_of(self, request: Request) -> Said:
+        return self._transfer_params.said_of(request) if self._transfer_params is not None else Said()
 
     def _unpin(self) -> None:
         """Unpin blocks of ended stores whose reports are not delivered yet.

@@ -2,8 +2,8 @@
 
 Proxies of vLLM, llm-d and Dynamo send one request twice. The engine that computes the prompt gets do_remote_decode. It
 answers with params that the proxy passes on to the engine that decodes, with do_remote_prefill. Some proxies send both
-at once. The other keys say where the first engine's blocks are; here nobody reads them, because the server has the
-chunks under their own names.
+at once. remote_num_tokens says how much of the prompt the first engine has stored. The other keys say where its
+blocks are; here nobody reads them, because the server has the chunks under their own names.
 
 Rule: whatever comes, no request fails because of it. What is not understood counts as absent, with one warning.
 """
@@ -11,12 +11,20 @@ Rule: whatever comes, no request fails because of it. What is not understood cou
 import logging
 import socket
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvclient.offload.values import Side
 from kvclient.vllm.keys import Request
 
 log = logging.getLogger("vllm.kvserver.scheduler")
+
+
+class Said(NamedTuple):
+    """What a proxy has said of a request."""
+
+    side: Side = ""
+    tokens: int | None = None
+    """Leading tokens of a consumer's prompt that its producer has stored. None: it did not say."""
 
 
 class TransferParams:
@@ -27,10 +35,10 @@ class TransferParams:
         self._host = socket.gethostname()
         self._warned: set[str] = set()
 
-    def side_of(self, request: Request) -> Side:
+    def said_of(self, request: Request) -> Said:
         params = getattr(request, "kv_transfer_params", None)
         if params is None:
-            return ""
+            return Said()
         if not isinstance(params, Mapping):
             return self._absent("they must be a mapping", params)
         decodes, prefills = params.get("do_remote_decode"), params.get("do_remote_prefill")
@@ -38,10 +46,20 @@ class TransferParams:
             return self._absent("do_remote_decode and do_remote_prefill must be true, false or null", decodes, prefills)
         if decodes and prefills:
             return self._absent("do_remote_decode and do_remote_prefill exclude each other", decodes, prefills)
-        return "producer" if decodes else "consumer" if prefills else ""
+        if not prefills:
+            return Said("producer" if decodes else "")
+        tokens = params.get("remote_num_tokens")
+        if tokens is not None and (type(tokens) is not int or tokens < 0):
+            self._absent("remote_num_tokens must be a number of tokens or null", tokens)
+            tokens = None
+        return Said("consumer", tokens)
 
-    def answer(self, request: str, tables: Sequence[Sequence[int]], *, is_there: bool) -> dict[str, Any]:
+    def answer(
+        self, request: str, tables: Sequence[Sequence[int]], *, held_tokens: int, is_there: bool
+    ) -> dict[str, Any]:
         """The params that the proxy passes on, with the keys that proxies look for. No blocks are held back.
+
+        held_tokens: leading tokens that were stored. The second engine expects no more of a longer prompt.
 
         is_there: False if the prompt was not stored whole. Then the second engine need not wait for a sign of it.
         """
@@ -51,14 +69,15 @@ class TransferParams:
             "remote_engine_id": self._engine,
             "remote_request_id": request,
             "remote_block_ids": [list(table) for table in tables],
+            "remote_num_tokens": held_tokens,
             "remote_host": self._host,
             "remote_port": 0,
         }
 
-    def _absent(self, why: str, *came: object) -> Side:
+    def _absent(self, why: str, *came: object) -> Said:
         """Warn once for each reason. Types alone are shown: a client may nest values too deeply for a repr()."""
         if why not in self._warned:
             self._warned.add(why)
             types = [type(value).__name__ for value in came]
             log.warning("kv_transfer_params count as absent: %s; of these types came: %s", why, types)
-        return ""
+        return Said()

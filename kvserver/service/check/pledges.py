@@ -1,10 +1,11 @@
 """Invariants of pledges and of those who await them."""
 
 from collections import Counter
+from operator import add
 
 from kvserver.index.space import READY
 from kvserver.service.state.core import MILLISECOND_NS, Core
-from kvserver.service.state.pledges import Wait
+from kvserver.service.state.pledges import NOTHING, SHARES, Size, Wait
 from kvserver.wire.messages import KEY_BYTES
 
 
@@ -14,6 +15,7 @@ def check_pledges(core: Core) -> None:
     patience_ns = core.bounds.pledge_patience_ms * MILLISECOND_NS
     assert not pledges.has_news, "who waits was told"
     keys: Counter[tuple[bytes, bytes]] = Counter()
+    sizes: dict[tuple[int | str, ...], Size] = {}
     waits: list[Wait] = []
     for number, pledge in pledges.items():
         assert pledge.number == number
@@ -23,6 +25,9 @@ def check_pledges(core: Core) -> None:
         assert deadlines["pledge", number] == pledge.due_ns(patience_ns), "no pledge lives without a bound"
         assert pledge.to_come, "a pledge ends with its last chunk"
         left = pledge.to_come
+        for depth in range(len(SHARES)):
+            by, size = pledge.pledger[:depth], Size(1, len(left) // KEY_BYTES, pledge.slot_bytes)
+            sizes[by] = Size(*map(add, sizes.get(by, NOTHING), size))
         keys.update((pledge.space.digest, left[at : at + KEY_BYTES]) for at in range(0, len(left), KEY_BYTES))
         waits += pledge.waits
         assert len(pledge.waits) <= core.bounds.pledge_waits_max
@@ -33,10 +38,12 @@ def check_pledges(core: Core) -> None:
             assert wait.holder.tail.key == pledge.after, "who waits pins the chunk before the next one"
             assert wait.holder.tail.depth < wait.until <= wait.holder.tail.depth + len(left) // KEY_BYTES
     assert keys == Counter(dict.fromkeys(pledges.by_key, 1)), "a chunk is pledged once, until it comes"
-    assert pledges.slot_bytes == sum(pledge.slot_bytes for pledge in pledges.values())
-    assert pledges.slot_bytes <= core.bounds.arena_bytes * core.bounds.pledged_percent_max // 100
-    assert len(pledges) <= core.bounds.pledges_total_max
-    assert len(pledges.by_key) <= core.bounds.pledged_chunks_max
+    assert pledges.taken == sizes, "what is taken is counted, and nobody is remembered who has taken nothing"
+    bounds = core.bounds
+    most = bounds.pledges_total_max, bounds.pledged_chunks_max, bounds.arena_bytes * bounds.pledged_percent_max // 100
+    for by, size in sizes.items():
+        part, whole = SHARES[len(by)]
+        assert all(taken * whole <= bound * part for taken, bound in zip(size, most, strict=True))
     assert all(len(session.pledges) <= core.bounds.pledges_max for session in core.sessions.values())
     assert sum(len(session.pledges) for session in core.sessions.values()) == len(pledges)
     known = [lease.wait for lease in core.leases.values() if lease.wait is not None]

@@ -8,17 +8,17 @@ the store is refused, cut short or fails.
 import logging
 
 from kvserver.errors import DeviceError, ResourceError
-from kvserver.index.space import Space
+from kvserver.index.space import READY, Space
 from kvserver.service.requests import admission, lookup
 from kvserver.service.state.caches import Cache
 from kvserver.service.state.core import MILLISECOND_NS, Core
-from kvserver.service.state.pledges import Pledge, PledgeEnd
+from kvserver.service.state.pledges import Pledge, PledgeEnd, Pledger
 from kvserver.service.state.sessions import Session
 from kvserver.wire.messages import CHUNKS_MAX, KEY_BYTES, Pledged, Store, Unpledge, Unpledged
 from kvserver.wire.messages import Pledge as PledgeRequest
 
 DISTRUSTED_PATIENCES = 4
-"""A session that has not stored what it pledged may not pledge it again for so many times pledge_patience_ms. So others
+"""An engine that has not stored what it pledged may not pledge it again for so many times pledge_patience_ms. So others
 wait for it at most a fifth of the time."""
 
 WHY: dict[PledgeEnd, str] = {
@@ -37,30 +37,37 @@ def pledge(core: Core, session: Session, peer: int, request: PledgeRequest, now_
     lookup.check_keys(request.keys)
     lookup.check_namespace(request.namespace)
     bounds = core.bounds
-    if len(session.pledges) >= bounds.pledges_max or len(core.pledges) >= bounds.pledges_total_max:
+    if len(session.pledges) >= bounds.pledges_max:
         raise ResourceError(
-            "pledges",
-            f"{len(session.pledges)} pledges of this session and {len(core.pledges)} of all; at most "
-            f"{bounds.pledges_max} and {bounds.pledges_total_max} may be",
+            "pledges", f"{len(session.pledges)} pledges of this session; at most {bounds.pledges_max} may be"
         )
     admission.check_store(core, request.namespace, now_ns)
     space = core.chunks.spaces.get(request.namespace)
     held = number = chunks = 0
-    if space is not None and _may_pledge(core, session, space):
+    after = rest = b""
+    pledger = _pledger(core, session, space) if space is not None else None
+    if space is not None and pledger is not None:
+        if not core.pledges.room(pledger).pledges:
+            raise ResourceError(
+                "pledges",
+                f"{len(core.pledges)} pledges of all engines; at most {bounds.pledges_total_max} may be, "
+                "and what is left is for others",
+            )
         held = core.chunks.servable(space, request.keys)
-        rest = request.keys[held * KEY_BYTES :]
-        if not core.pledges.is_distrusted(session, space, rest[:KEY_BYTES], now_ns):
-            chunks = _free(core, space, rest)
+        after, rest = request.keys[: held * KEY_BYTES][-KEY_BYTES:], request.keys[held * KEY_BYTES :]
+        if not core.pledges.is_distrusted(pledger, space, rest[:KEY_BYTES], now_ns):
+            chunks = _free(core, pledger, space, rest, before=after)
     if chunks:
         assert space is not None
+        assert pledger is not None
         number = core.number("pledge")
-        end = held + chunks
         made = Pledge(
             number=number,
             session=session,
+            pledger=pledger,
             space=space,
-            after=request.keys[: held * KEY_BYTES][-KEY_BYTES:],
-            keys=request.keys[held * KEY_BYTES : end * KEY_BYTES],
+            after=after,
+            keys=rest[: chunks * KEY_BYTES],
             slot_bytes=chunks * space.group_bytes(space.needed),
             expires_ns=now_ns + min(max(request.ttl_ms, 1), bounds.pledge_ttl_ms) * MILLISECOND_NS,
             moved_ns=now_ns,
@@ -71,30 +78,36 @@ def pledge(core: Core, session: Session, peer: int, request: PledgeRequest, now_
     core.answer(peer, Pledged(request.id, number, held, chunks))
 
 
-def _may_pledge(core: Core, session: Session, space: Space) -> bool:
-    """The engine has a cache of the namespace, and a chunk of it can be stored. Namespaces with window or state
-    groups are left out: the chunks that these need depend on where a prompt ends."""
+def _pledger(core: Core, session: Session, space: Space) -> Pledger | None:
+    """Who pledges, if the engine has a cache of the namespace, and a chunk of it can be stored. Namespaces with window
+    or state groups are left out: the chunks that these need depend on where a prompt ends."""
     if not space.only_full or not space.complete:
-        return False
-    return any(
-        cache.digest == space.digest and cache.session.engine is session.engine and cache.state != "unmapping"
-        for cache in core.caches.values()
-    )
+        return None
+    for cache in core.caches.values():
+        if cache.digest == space.digest and cache.session.engine is session.engine and cache.state != "unmapping":
+            return Pledger(cache.tenant, session.engine.name)
+    return None
 
 
-def _free(core: Core, space: Space, keys: bytes) -> int:
-    """How many of the leading chunks nobody has pledged, and have room beside what others have. Keys that come twice
-    are no chain, and end it."""
-    room = core.bounds.arena_bytes * core.bounds.pledged_percent_max // 100 - core.pledges.slot_bytes
-    most = min(len(keys) // KEY_BYTES, max(0, room // space.group_bytes(space.needed)))
-    most = min(most, core.bounds.pledged_chunks_max - len(core.pledges.by_key))
+def _free(core: Core, pledger: Pledger, space: Space, keys: bytes, *, before: bytes) -> int:
+    """How many of the chunks after the held one `before` nobody has pledged, and have room beside what others have. A
+    key that comes twice ends them, and so does a chunk that is elsewhere: such keys are no chain, and never come."""
+    room = core.pledges.room(pledger)
+    most = min(len(keys) // KEY_BYTES, room.chunks, room.slot_bytes // space.group_bytes(space.needed))
     seen: set[bytes] = set()
     while len(seen) < most:
         key = keys[len(seen) * KEY_BYTES : (len(seen) + 1) * KEY_BYTES]
-        if key in seen or core.pledges.of(space, key) is not None:
+        if key in seen or core.pledges.of(space, key) is not None or _is_elsewhere(space, key, before):
             break
         seen.add(key)
+        before = key
     return len(seen)
+
+
+def _is_elsewhere(space: Space, key: bytes, before: bytes) -> bool:
+    """The index has this chunk behind another one than `before`, or it is servable although the prefix is not."""
+    node = space.find(key)
+    return node is not None and (node.state == READY or node.parent is None or node.parent.key != before)
 
 
 def unpledge(core: Core, session: Session, peer: int, request: Unpledge, now_ns: int) -> None:

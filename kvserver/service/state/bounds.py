@@ -40,8 +40,9 @@ class Bounds:
     pledges_total_max: int = 4096
     pledged_chunks_max: int = 65_536
     """Pledged chunks that are still to come, in all. The brain remembers each, and the end of a session forgets its."""
-    pledged_percent_max: int = 25
-    """Share of the arena that pledged chunks may fill, so that those who await them leave room for stores."""
+    pledged_percent_max: int = 33
+    """Share of the arena that pledged chunks may fill, so that those who await them leave room for stores. One engine
+    fills three quarters of it at most (state/pledges.py)."""
     pledge_waits_max: int = 256
     """Leases and retrieves that await one pledge. Each chunk that comes moves the pins of all of them."""
     pledge_ttl_ms: int

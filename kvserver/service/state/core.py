@@ -17,7 +17,7 @@ from kvserver.service.state.leases import Leases
 from kvserver.service.state.movers import Mover, Movers
 from kvserver.service.state.operator_state import OperatorState
 from kvserver.service.state.outbox import Outbox
-from kvserver.service.state.pledges import Pledges
+from kvserver.service.state.pledges import Pledges, Size
 from kvserver.service.state.remote_tier import RemoteTier
 from kvserver.service.state.scrub import Scrub
 from kvserver.service.state.sessions import Session, Sessions
@@ -72,7 +72,8 @@ class Core(Outbox):
         self.caches = Caches()
         self.movers = Movers()
         self.leases = Leases()
-        self.pledges = Pledges()
+        pledged_bytes_max = bounds.arena_bytes * bounds.pledged_percent_max // 100
+        self.pledges = Pledges(Size(bounds.pledges_total_max, bounds.pledged_chunks_max, pledged_bytes_max))
         self.chunks.tell_of_pledged(self.pledges)
         self.jobs = Jobs()
         self.loads = LoadRate()

@@ -4,12 +4,15 @@ A pledge is on chunks that follow a held prefix, so they come in their order. Wh
 chunk that has come. The pin moves on in the step in which the next chunk becomes servable (Chunks tells this table), so
 nothing can take a chunk in between. All else happens at the end of the event (requests/awaits.py).
 
-Rule: a chunk is pledged by one session at a time. A pledge begins behind a servable chunk, never behind a pledged one.
-So whoever pledges chunks awaits nothing that lies before them, and no two engines await each other.
+Rule 1: a chunk is pledged by one session at a time. A pledge begins behind a servable chunk, never behind a pledged
+one. So whoever pledges chunks awaits nothing that lies before them, and no two engines await each other.
+
+Rule 2: an engine leaves some of the room for pledges to others, and so does a tenant (SHARES).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import add
 from typing import Literal, NamedTuple
 
 from kvserver.errors import DeviceError
@@ -21,6 +24,32 @@ from kvserver.wire.messages import KEY_BYTES
 
 DISTRUSTED_MAX = 4096
 """Broken words that are remembered."""
+
+
+class Pledger(NamedTuple):
+    """Who has pledged something, by what outlasts its sessions."""
+
+    tenant: int
+    """Tag of the tenant."""
+    engine: str
+    """Name of the engine within its tenant."""
+
+
+class Size(NamedTuple):
+    """What pledges take of the room for them."""
+
+    pledges: int
+    chunks: int
+    """Chunks that are still to come."""
+    slot_bytes: int
+    """Slot bytes of all their chunks."""
+
+
+NOTHING = Size(0, 0, 0)
+SHARES = ((1, 1), (7, 8), (3, 4))
+"""What may be taken of the room: by all pledges; by those of a tenant, of what the other tenants leave; by those of an
+engine, of what the other engines leave."""
+
 
 PledgeEnd = Literal["stored", "withdrawn", "died", "late", "not-stored", "cleared"]
 """How a pledge ends. stored: all of it came. late: its time is over, or it made no progress. not-stored: a store of it
@@ -50,6 +79,7 @@ class Pledge:
 
     number: int
     session: Session
+    pledger: Pledger
     space: Space
     after: bytes
     """Key of the chunk before the first that is still to come; empty at the beginning of a prompt."""
@@ -100,22 +130,25 @@ class News(NamedTuple):
 class Pledges(Table[Pledge]):
     """All pledges: here, at their session, and by each key that is still to come."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: Size) -> None:
+        """most: the room for all pledges together."""
         super().__init__()
+        self._most = most
+        self.taken: dict[tuple[int | str, ...], Size] = {}
+        """What is taken of the room by all pledges (), by those of each tenant (its tag,) and of each engine (a
+        Pledger)."""
         self.by_key: dict[tuple[bytes, bytes], Pledge] = {}
         """(namespace, key) of each chunk that is still to come. Empty: nobody has pledged anything."""
-        self.slot_bytes = 0
-        """Slot bytes of all pledges."""
-        self._distrusted: dict[tuple[int, bytes, bytes], int] = {}
-        """(session, namespace, key) of chunks that a session pledged and did not store -> until when it may not pledge
-        them again. The oldest first."""
+        self._distrusted: dict[tuple[Pledger, bytes, bytes], int] = {}
+        """(who, namespace, key) of chunks that an engine pledged and did not store -> until when it may not pledge them
+        again. The oldest first."""
         self.has_news = False
         self._news = News({}, {}, {})
 
     def begin(self, pledge: Pledge) -> None:
         self._rows[pledge.number] = pledge
         pledge.session.pledges.add(pledge.number)
-        self.slot_bytes += pledge.slot_bytes
+        self._take(pledge, Size(1, pledge.chunks, pledge.slot_bytes))
         for key in _split(pledge.keys):
             assert (pledge.space.digest, key) not in self.by_key
             self.by_key[pledge.space.digest, key] = pledge
@@ -124,23 +157,36 @@ class Pledges(Table[Pledge]):
         """Ends a pledge. Returns the waits that end with it, in the order in which they began."""
         del self._rows[pledge.number]
         pledge.session.pledges.discard(pledge.number)
-        self.slot_bytes -= pledge.slot_bytes
+        self._take(pledge, Size(-1, pledge.came - pledge.chunks, -pledge.slot_bytes))
         for key in _split(pledge.to_come):
             del self.by_key[pledge.space.digest, key]
         waits = list(pledge.waits)
         pledge.waits.clear()
         return waits
 
+    def room(self, pledger: Pledger) -> Size:
+        """What further pledges of an engine may take. So whoever holds much leaves room to who has nothing yet."""
+        taken = [self.taken.get(pledger[:depth], NOTHING) for depth in range(len(SHARES))]
+        return Size(*(max(0, _left(most, own)) for most, *own in zip(self._most, *taken, strict=True)))
+
+    def _take(self, pledge: Pledge, size: Size) -> None:
+        for depth in range(len(SHARES)):
+            by = pledge.pledger[:depth]
+            self.taken[by] = Size(*map(add, self.taken.get(by, NOTHING), size))
+            if self.taken[by] == NOTHING:
+                del self.taken[by]
+
     def distrust(self, pledge: Pledge, until_ns: int) -> None:
-        """The session of a pledge has broken its word. It may not give it for the same next chunk again before then."""
-        broken = pledge.session.number, pledge.space.digest, pledge.to_come[:KEY_BYTES]
+        """An engine has broken its word. It may not give it for the same next chunk again before then, nor may another
+        session of that name."""
+        broken = pledge.pledger, pledge.space.digest, pledge.to_come[:KEY_BYTES]
         self._distrusted.pop(broken, None)
         self._distrusted[broken] = until_ns
         if len(self._distrusted) > DISTRUSTED_MAX:
             del self._distrusted[next(iter(self._distrusted))]
 
-    def is_distrusted(self, session: Session, space: Space, key: bytes, now_ns: int) -> bool:
-        return now_ns < self._distrusted.get((session.number, space.digest, key), 0)
+    def is_distrusted(self, pledger: Pledger, space: Space, key: bytes, now_ns: int) -> bool:
+        return now_ns < self._distrusted.get((pledger, space.digest, key), 0)
 
     def wait(self, wait: Wait) -> Wait:
         wait.pledge.waits[wait] = None
@@ -191,6 +237,7 @@ class Pledges(Table[Pledge]):
             self.breaks(pledge, "not-stored")
             return []
         pledge.advance(node.key)
+        self._take(pledge, Size(0, -1, 0))
         del self.by_key[space.digest, node.key]
         self._news.advanced[pledge] = None
         self.has_news = True
@@ -217,6 +264,12 @@ class Pledges(Table[Pledge]):
         """The next chunks of a pledge will not come. It ends with the event."""
         self._news.broken.setdefault(pledge, how)
         self.has_news = True
+
+
+def _left(most: int, taken: list[int]) -> int:
+    """How much more an engine may take, if so much is taken by all, by its tenant and by itself."""
+    shares = zip(taken, SHARES, strict=True)
+    return min((most - taken[0] + own) * part // whole - own for own, (part, whole) in shares)
 
 
 def _same_keys(ours: bytes, theirs: bytes) -> int:

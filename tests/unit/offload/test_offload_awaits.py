@@ -91,6 +91,18 @@ def test_when_the_time_is_over_what_is_there_is_used() -> None:
     assert at.offload.take_lookups() == []
 
 
+def test_the_time_counts_from_a_lookup_ahead_though_the_engine_had_no_room_until_now() -> None:
+    at = desk()
+    at.begin(tokens=TOKENS)
+    at.offload.ask("r", at.now_s)
+    at.answer(2, awaited=3)
+    at.now_s += WAIT_S
+    assert at.match(tokens=TOKENS) is None, "its answer is old"
+    at.answer(2, awaited=3)
+    assert at.match(tokens=TOKENS) == 2 * CHUNK
+    assert not at.offload.awaits_more("r", at.now_s)
+
+
 def test_nothing_that_is_there_when_the_time_is_over_is_computed_and_pledged() -> None:
     at = waiting(found=0, awaited=5)
     at.now_s += WAIT_S
@@ -391,6 +403,34 @@ def test_a_pledge_of_a_part_that_was_kept_is_a_sign_too() -> None:
     answered_again(at, 3)
     ask_again(at)
     at.answer(5)
+    assert at.match(tokens=TOKENS) == 5 * CHUNK
+
+
+@pytest.mark.parametrize("more", [0, CHUNK - 1])
+def test_a_prompt_that_is_longer_than_its_producers_waits_for_no_more_than_that_one_has(more: int) -> None:
+    at = desk(await_others=False, await_producer_s=PRODUCER_S)
+    at.begin(tokens=TOKENS, side="consumer", handed_tokens=4 * CHUNK + more)
+    at.match(tokens=TOKENS)
+    at.answer(3)
+    answered_again(at, 4)
+    assert at.match(tokens=TOKENS) == 4 * CHUNK
+    assert not at.offload.awaits_more("r", at.now_s)
+
+
+def test_a_producer_that_has_stored_less_than_a_chunk_is_not_waited_for() -> None:
+    at = desk(await_others=False, await_producer_s=PRODUCER_S)
+    at.begin(tokens=TOKENS, side="consumer", handed_tokens=CHUNK - 1)
+    at.match(tokens=TOKENS)
+    at.answer(0)
+    assert at.match(tokens=TOKENS) == 0
+
+
+def test_a_producer_that_has_more_than_the_prompt_is_expected_up_to_its_end() -> None:
+    at = desk(await_others=False, await_producer_s=PRODUCER_S)
+    at.begin(tokens=TOKENS, side="consumer", handed_tokens=100 * CHUNK)
+    at.match(tokens=TOKENS)
+    at.answer(4)
+    answered_again(at, 5)
     assert at.match(tokens=TOKENS) == 5 * CHUNK
 
 
@@ -714,6 +754,14 @@ def test_a_consumer_that_expects_more_than_is_pledged_waits_without_blocks(side:
     at.match(tokens=TOKENS)
     at.answer(1, awaited=2)
     assert at.match(tokens=TOKENS) == (None if side else 3 * CHUNK)
+
+
+def test_a_consumer_gets_its_blocks_at_once_if_all_that_its_producer_has_is_pledged() -> None:
+    at = desk(await_tokens_max=100 * TOKENS, await_producer_s=PRODUCER_S)
+    at.begin(tokens=TOKENS, side="consumer", handed_tokens=3 * CHUNK)
+    at.match(tokens=TOKENS)
+    at.answer(1, awaited=2)
+    assert at.match(tokens=TOKENS) == 3 * CHUNK
 
 
 def test_too_little_to_be_loaded_is_not_worth_blocks() -> None:

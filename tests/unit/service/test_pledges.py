@@ -1,92 +1,28 @@
 """Pledged chunks: an engine tells what it computes, another one awaits it, and every way in which that ends."""
 
-from typing import Any
-
 import pytest
 
 from kvserver.cli.explain import sentences
 from kvserver.service.base.events import MoverGone
-from kvserver.service.state import pledges
 from kvserver.wire.admin import ClearNamespace, DrainServer
 from kvserver.wire.explanation import Explanation, decode_explanations
 from kvserver.wire.messages import (
     KEY_BYTES,
     Await,
-    Awaited,
     Clear,
     Explain,
     GroupBlocks,
     Pledge,
-    Pledged,
     Release,
-    Retrieve,
     Retrieved,
     Store,
     Stored,
-    Unpledge,
     Unregister,
 )
 from kvserver.wire.orders import Copy
 from tests.rigs.admin_rig import command
 from tests.rigs.brain_rig import FULL, NAMESPACE, STATE, WINDOW, Client, Rig, chain, ids, is_refusal, key
-
-CHUNKS = 5
-KEYS = chain(1, CHUNKS)
-TTL_MS = 60_000
-
-
-class Scene:
-    """An engine that computes prompts, and another one that would rather have them."""
-
-    def __init__(self, **bounds: Any) -> None:
-        self.rig = Rig(**bounds)
-        self.producer = Client(self.rig, engine="producer", epoch=11).register()
-        self.other = Client(self.rig, engine="other", epoch=12).register()
-
-    def pledge(self, keys: bytes = KEYS, *, by: Client | None = None, ttl_ms: int = TTL_MS) -> Pledged:
-        reply = (by or self.producer).ask(Pledge(self.rig.number(), NAMESPACE, keys, ttl_ms))
-        assert isinstance(reply, Pledged), reply
-        return reply
-
-    def unpledge(self, pledge: int, *, by: Client | None = None) -> None:
-        (by or self.producer).ask(Unpledge(self.rig.number(), pledge))
-
-    def await_(self, keys: bytes = KEYS, *, by: Client | None = None, wanted_min: int = 1) -> Awaited:
-        reply = (by or self.other).ask(Await(self.rig.number(), NAMESPACE, keys, wanted_min))
-        assert isinstance(reply, Awaited), reply
-        return reply
-
-    def store(self, first: int, end: int, keys: bytes = KEYS, *, by: Client | None = None) -> Any:
-        """Stores chunks [first, end) of a prompt. Returns the reply, or None while the mover copies."""
-        client = by or self.producer
-        parent = key(keys, first - 1) if first else b""
-        blocks = GroupBlocks(0, 3 * first, ids(*range(3 * (end - first))))
-        head = self.rig.number(), client.cache, 5, 1, 10_000, first, parent
-        return client.ask(Store(*head, keys[first * KEY_BYTES : end * KEY_BYTES], [blocks]))
-
-    def retrieve(self, lease: int, first: int, end: int, *, more: bool = True, deadline_ms: int = 10_000) -> int:
-        """Asks for chunks [first, end). Returns the request's number, by which its answer is found."""
-        number = self.rig.number()
-        blocks = GroupBlocks(0, 3 * first, ids(*range(3 * (end - first))))
-        self.other.ask(Retrieve(number, self.other.cache, lease, 6, 1, deadline_ms, [blocks], more))
-        return number
-
-    def answer(self, number: int) -> Any:
-        return self.rig.answers.get((self.other.peer, number))
-
-    @property
-    def pinned(self) -> int:
-        return self.rig.core.chunks.pins
-
-    def ended(self) -> dict[str, int]:
-        """How pledges have ended."""
-        return {how: count for how, count in self.rig.core.counters.pledges_ended.items() if count}
-
-    def check_nothing_is_left(self) -> None:
-        assert not self.rig.core.pledges
-        assert not self.rig.core.pledges.by_key
-        assert self.rig.core.pledges.slot_bytes == 0
-        assert not self.rig.core.jobs
+from tests.rigs.pledge_scene import CHUNKS, KEYS, TTL_MS, Scene
 
 
 def test_a_lookup_that_may_wait_is_told_what_is_here_what_comes_and_from_whom() -> None:
@@ -293,6 +229,16 @@ def test_a_refused_store_of_another_engine_ends_nothing() -> None:
         refused = third.ask(Store(scene.rig.number(), cache, 5, 1, 10_000, 0, b"", KEYS, blocks))
         assert refused.family == "request"
     assert scene.ended() == {}
+
+
+def test_a_scheduler_that_dies_ends_its_pledges_though_its_workers_live_on() -> None:
+    scene = Scene()
+    scheduler = Client(scene.rig, engine="producer", epoch=11, rank=-1)
+    scene.pledge(by=scheduler)
+    wait = scene.retrieve(scene.await_().lease, 0, 2)
+    scene.rig.peer_gone(scheduler.local)
+    assert is_refusal(scene.answer(wait), "device", "not-coming", "has ended")
+    assert scene.ended() == {"died": 1}
 
 
 def test_a_cache_that_is_unregistered_ends_what_its_engine_has_pledged() -> None:
@@ -531,95 +477,6 @@ def test_what_another_engine_stores_of_a_pledge_is_progress_as_well() -> None:
     assert scene.ended() == {"stored": 1}
 
 
-def test_pledges_fill_no_more_than_their_share_of_the_arena() -> None:
-    scene = Scene(pledged_percent_max=10)
-    taken = 0
-    for number in range(60):
-        taken += scene.pledge(chain(300 + number, 7)).chunks
-        if len(scene.rig.core.pledges) >= 250:
-            break
-    share = scene.rig.bounds.arena_bytes // 10
-    assert 0 < scene.rig.core.pledges.slot_bytes <= share
-    assert scene.pledge(chain(999, 7)).chunks == 0
-    scene.unpledge(next(iter(scene.rig.core.pledges)))
-    assert scene.pledge(chain(999, 7)).chunks == 7
-
-
-def test_the_number_of_pledges_is_bounded_for_a_session_and_in_total() -> None:
-    scene = Scene(pledges_max=3, pledges_total_max=5)
-    for number in range(3):
-        scene.pledge(chain(400 + number, 1))
-    refused = scene.producer.ask(Pledge(scene.rig.number(), NAMESPACE, chain(500, 1), TTL_MS))
-    assert is_refusal(refused, "resource", "pledges", "3 pledges of this session")
-    for number in range(2):
-        scene.pledge(chain(410 + number, 1), by=scene.other)
-    refused = scene.other.ask(Pledge(scene.rig.number(), NAMESPACE, chain(500, 1), TTL_MS))
-    assert is_refusal(refused, "resource", "pledges", "5 of all")
-
-
-def test_the_number_of_pledged_chunks_is_bounded() -> None:
-    scene = Scene(pledged_chunks_max=7)
-    first = scene.pledge()
-    assert scene.pledge(chain(8, 5)).chunks == 2
-    assert scene.pledge(chain(9, 1)).chunks == 0
-    scene.store(0, 1)
-    assert scene.pledge(chain(9, 3)).chunks == 1, "a chunk that has come makes room"
-    scene.unpledge(first.pledge)
-    assert scene.pledge(chain(10, 7)).chunks == 4
-
-
-@pytest.mark.parametrize("how", ["late", "not-stored"])
-def test_a_session_that_did_not_store_what_it_pledged_may_not_pledge_it_again_for_a_while(how: str) -> None:
-    scene = Scene(pledge_patience_ms=1_000)
-    scene.store(0, 1)
-    scene.pledge()
-    scene.store(1, 2)
-    if how == "late":
-        scene.rig.wait_ms(1_100)
-    else:
-        scene.rig.movers_copy = False
-        scene.store(2, 3)
-        scene.rig.finish("failed", "io", "planted")
-        scene.rig.movers_copy = True
-    assert scene.ended() == {how: 1}
-    again = scene.pledge()
-    assert (again.pledge, again.held, again.chunks) == (0, 2, 0)
-    assert scene.pledge(chain(61, 2)).chunks == 2, "another prompt is another matter"
-    others = scene.pledge(by=scene.other)
-    assert others.chunks == 3, "another engine may"
-    scene.unpledge(others.pledge, by=scene.other)
-    scene.rig.wait_ms(2_700)
-    assert scene.pledge().chunks == 0
-    scene.rig.wait_ms(1_300)
-    assert scene.pledge().chunks == 3
-
-
-def test_broken_words_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pledges, "DISTRUSTED_MAX", 2)
-    scene = Scene(pledge_patience_ms=1_000)
-    for number in range(3):
-        scene.pledge(chain(70 + number, 1))
-        scene.rig.wait_ms(1_050)
-    assert [scene.pledge(chain(70 + number, 1)).chunks for number in range(3)] == [1, 0, 0]
-
-
-def test_the_number_of_those_who_await_one_pledge_is_bounded() -> None:
-    scene = Scene(pledge_waits_max=3)
-    scene.store(0, 1)
-    scene.pledge()
-    first, second = scene.await_(), scene.await_()
-    wait = scene.retrieve(first.lease, 1, 2)
-    third = scene.await_()
-    assert (third.chunks, third.awaited, third.producer) == (1, 0, "")
-    assert third.lease, "what is here is leased as ever"
-    assert is_refusal(scene.answer(scene.retrieve(second.lease, 1, 2)), "resource", "waits", "3 leases and retrieves")
-    scene.other.ask(Release(scene.rig.number(), second.lease))
-    again = scene.retrieve(first.lease, 1, 2)
-    scene.store(1, 2)
-    assert isinstance(scene.answer(wait), Retrieved)
-    assert isinstance(scene.answer(again), Retrieved)
-
-
 @pytest.mark.parametrize(("ttl_ms", "lives_ms"), [(-5, 1), (0, 1), (700, 700), (10**15, 2_000)])
 def test_a_pledge_lives_no_longer_than_it_asked_for_nor_than_the_server_lets_it(ttl_ms: int, lives_ms: int) -> None:
     scene = Scene(pledge_ttl_ms=2_000)
@@ -645,16 +502,49 @@ def test_keys_that_come_twice_are_pledged_once() -> None:
 
 
 def test_a_pledge_of_keys_that_are_no_chain_brings_no_bytes_of_others() -> None:
-    """The second key is held at another depth, under another parent."""
+    """The second key comes at another depth, under another parent."""
     scene = Scene()
-    scene.store(0, 3, chain(50, 3))
     torn = chain(51, 1) + key(chain(50, 3), 2)
-    scene.pledge(torn)
+    assert scene.pledge(torn).chunks == 2
     found = scene.await_(torn)
     wait = scene.retrieve(found.lease, 0, 2)
+    scene.store(0, 3, chain(50, 3), by=scene.other)
     assert scene.store(0, 2, torn).why == "parent-absent"
     assert is_refusal(scene.answer(wait), "device", "not-coming")
     assert scene.await_(torn).chunks == 1
+
+
+@pytest.mark.parametrize("state", ["held", "waiting"])
+def test_a_chunk_that_is_elsewhere_is_not_pledged(state: str) -> None:
+    """No store makes it servable behind the chunks of this prompt."""
+    scene = Scene()
+    elsewhere = chain(50, 3)
+    if state == "held":
+        scene.store(0, 3, elsewhere)
+    else:
+        scene.rig.movers_copy = False
+        scene.store(0, 3, elsewhere)
+    for place in range(3):
+        torn = chain(51, 2) + key(elsewhere, place) + chain(52, 1)
+        pledged = scene.pledge(torn)
+        assert pledged.chunks == 2
+        scene.unpledge(pledged.pledge)
+    assert scene.pledge(key(elsewhere, 1) + chain(53, 1)).chunks == 0
+
+
+def test_chunks_that_another_engine_is_storing_are_pledged() -> None:
+    scene = Scene()
+    scene.rig.movers_copy = False
+    scene.store(0, 2, by=scene.other)
+    assert scene.pledge().chunks == CHUNKS
+
+
+def test_a_chunk_that_was_cleared_from_elsewhere_is_pledged() -> None:
+    scene = Scene(forget_chunks=1)
+    elsewhere = chain(50, 9)
+    scene.store(0, 9, elsewhere)
+    command(scene.rig, ClearNamespace(NAMESPACE, key(elsewhere, 1)))
+    assert scene.pledge(chain(51, 2) + key(elsewhere, 7)).chunks == 3
 
 
 def test_a_pledge_belongs_to_its_session() -> None:

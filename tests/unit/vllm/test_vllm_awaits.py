@@ -111,6 +111,7 @@ def test_a_producer_is_pledged_and_answers_what_an_unchanged_proxy_passes_on() -
     assert (told["do_remote_prefill"], told["do_remote_decode"]) == (True, False)
     assert (told["remote_engine_id"], told["remote_request_id"]) == ("engine-7", "r")
     assert told["remote_block_ids"] == [[3, 5], [2]]
+    assert told["remote_num_tokens"] == 3 * CHUNK
     assert told["remote_host"]
     assert told["remote_port"] == 0
 
@@ -129,6 +130,29 @@ def test_a_producer_is_pledged_and_answers_what_an_unchanged_proxy_passes_on() -
     other.half.allocated(passed_on, [other.table], tokens)
     assert other.half.finished("r", [[1]]) is None, "it is the last one to get it"
     assert other.server.pledges == {}
+
+
+@pytest.mark.parametrize(("tokens", "is_awaited"), [(3 * CHUNK, False), (4 * CHUNK, True), (None, True)])
+def test_a_longer_prompt_expects_what_its_producer_has_stored(tokens: int | None, is_awaited: bool) -> None:
+    at = beside_a_proxy()
+    told = {"do_remote_prefill": True, "remote_num_tokens": tokens}
+    longer = request(tokens=TOKENS + CHUNK, kv_transfer_params=told)
+    at.hold(longer, chunks=3)
+    found, _ = at.half.match(longer, 0)
+    assert found == (None if is_awaited else 3 * CHUNK)
+
+
+@pytest.mark.parametrize("tokens", ["many", True, -1, 3.5])
+def test_a_number_of_tokens_that_is_none_counts_as_absent(tokens: object, caplog: pytest.LogCaptureFixture) -> None:
+    at = beside_a_proxy()
+    for name in ("r", "s"):
+        told = {"do_remote_prefill": True, "remote_num_tokens": tokens}
+        assert at.half.match(request(name, tokens=TOKENS, kv_transfer_params=told), 0) == (None, False)
+        assert at.server.may_wait
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert (
+        f"remote_num_tokens must be a number of tokens or null; of these types came: ['{type(tokens).__name__}" in said
+    )
 
 
 def test_many_that_wait_cost_an_idle_engine_one_pause_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
