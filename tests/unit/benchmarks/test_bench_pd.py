@@ -136,10 +136,21 @@ class Engine:
         self.loaded = 0
         self.running = 0
         self.asked: list[dict[str, Any]] = []
+        self.waits_for: Engine | None = None
+        """Where a prompt that both get at once must have come before this engine answers."""
+        self.follows: Engine | None = None
+        """Where nothing may run when a prompt comes that both get one after another."""
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.asked.append(body)
+        way = body.get("cache_salt")
+        if self.waits_for is not None and way == "together":
+            while body["prompt"] not in [other["prompt"] for other in self.waits_for.asked]:
+                await asyncio.sleep(0.001)
+        if self.follows is not None and way == "whole first":
+            assert self.follows.asked[-1]["prompt"] == body["prompt"]
+            assert not self.follows.running
         if self.refuses:
             return web.Response(status=500, text="broken")
         if (body.get("kv_transfer_params") or {}).get("do_remote_prefill"):
@@ -205,6 +216,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_way_is_asked_the_same_new_prompts_and_all_rows_come(capsys: pytest.CaptureFixture[str]) -> None:
     prefill, decode, alone = Engine(), Engine(), Engine()
+    prefill.waits_for, decode.follows = decode, prefill
     assert run(prefill, decode, alone) == 0
     rows = printed(capsys)
     assert [case for case in rows if re.match(r"768 (together|whole first|alone)$", case)]
@@ -220,6 +232,17 @@ def test_every_way_is_asked_the_same_new_prompts_and_all_rows_come(capsys: pytes
     computed = [tuple(body["prompt"]) for body in alone.asked if len(body["prompt"]) == prompt_tokens(LENGTH)]
     assert set(asked[:6]) <= set(computed)
     assert all("kv_transfer_params" not in body and "cache_salt" not in body for body in alone.asked)
+
+
+def test_ways_take_turns_and_the_engine_alone_is_asked_again_at_once() -> None:
+    prefill, decode, alone = Engine(), Engine(), Engine()
+    asked: list[dict[str, Any]] = []
+    prefill.asked = alone.asked = asked
+    assert run(prefill, decode, alone) == 0
+    ways = [body.get("cache_salt", "alone") for body in asked]
+    assert ways[:4] == ["whole first", "alone", "alone", "together"]
+    assert ways[4:8] == ["alone", "alone", "together", "whole first"]
+    assert ways[8:12] == ["together", "whole first", "alone", "alone"]
 
 
 @pytest.mark.parametrize(
