@@ -107,6 +107,16 @@ def test_the_time_between_tokens_is_compared_with_one_engine_round_by_round(
     assert rows["between tokens, idle, p50"]["value"] == 6.0
 
 
+@pytest.mark.parametrize(
+    ("ratio", "found"), [(1.03, "held"), (1.031, "missed, and within the limit"), (1.081, "missed")]
+)
+def test_the_goal_is_a_share_of_one_engine_alone(ratio: float, found: str, capsys: pytest.CaptureFixture[str]) -> None:
+    rounds = [(Turn("", 1000.0), Turn("", 1000.0 * ratio), Turn("", 2000.0))]
+    for length in (8192, 32768):
+        bench_pd.tell_first_tokens(Rows("pd", as_json=True, config=""), length, rounds)
+    assert capsys.readouterr().err == f"32K together: {ratio:.3f} of alone, goal 1.03, at most 1.08: {found}\n"
+
+
 def test_nothing_measured_is_no_row(capsys: pytest.CaptureFixture[str]) -> None:
     rows = Rows("pd", as_json=True, config="")
     bench_pd.tell_first_tokens(rows, 2048, [])
@@ -131,8 +141,8 @@ def test_both_engines_are_asked_as_the_proxy_asks_them() -> None:
 class Engine:
     """Answers with words that depend on the whole prompt. As D it counts tokens as loaded."""
 
-    def __init__(self, *, shift: int = 0, loads: float = 1.0, refuses: bool = False) -> None:
-        self.shift, self.loads, self.refuses = shift, loads, refuses
+    def __init__(self, *, shift: int = 0, loads: float = 1.0, misses: int = 0, refuses: bool = False) -> None:
+        self.shift, self.loads, self.misses, self.refuses = shift, loads, misses, refuses
         self.loaded = 0
         self.running = 0
         self.asked: list[dict[str, Any]] = []
@@ -154,7 +164,10 @@ class Engine:
         if self.refuses:
             return web.Response(status=500, text="broken")
         if (body.get("kv_transfer_params") or {}).get("do_remote_prefill"):
-            self.loaded += int(self.loads * (len(body["prompt"]) // 256 * 256))
+            if self.misses:
+                self.misses -= 1
+            else:
+                self.loaded += int(self.loads * (len(body["prompt"]) // 256 * 256))
         self.running += 1
         try:
             answer = web.StreamResponse()
@@ -259,6 +272,23 @@ def test_what_is_wrong_is_said_and_ends_with_1(
 ) -> None:
     assert run(prefill, decode, Engine()) == 1
     assert why in capsys.readouterr().err
+
+
+def test_what_runs_out_of_time_while_warming_up_is_said_and_counts_not(capsys: pytest.CaptureFixture[str]) -> None:
+    decode = Engine(misses=2)
+    assert run(Engine(), decode, Engine()) == 0
+    said = capsys.readouterr().err
+    for way in ("together", "whole first"):
+        assert f"while warming up: 768 round -1, {way}: D loaded 0 tokens, expected 512" in said
+    assert "WRONG" not in said
+
+
+def test_an_answer_that_ends_before_its_prompts_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench_pd, "STREAM_TOKENS", 3)
+    assert run(Engine(), Engine(), Engine()) == 1
+    assert "between tokens, round 0: the answer ended after 3 tokens: it was whole" in capsys.readouterr().err
 
 
 def test_nothing_within_the_limit_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:
