@@ -292,10 +292,8 @@ class Bench:
         try:
             for number in range(-1, self._rounds):
                 turns = await self._first_tokens(length, number)
-                told_ms = ", ".join(f"{way} {turn.ttft_ms:.1f}" for way, turn in zip(WAYS, turns, strict=True))
-                say(
-                    f"{length_name(length)} round {number}: {told_ms} ms, gaps {turns[1].gap_ms:.1f}, {turns[2].gap_ms:.1f}"
-                )
+                times = ", ".join(f"{way} {turn.ttft_ms:.1f}" for way, turn in zip(WAYS, turns, strict=True))
+                say(f"{length_name(length)} round {number}: {times} ms")
                 if number >= 0:  # the first one warms up
                     told.append(turns)
                     self.finished += 1
