@@ -328,7 +328,8 @@ class Bench:
                     if name == "two":
                         gaps["idle"] = gaps_of(idle)
                     await self._quiet()
-                say(f"between tokens, round {number}: {gaps}")
+                times = ", ".join(f"{name} {round_.p50:.1f}, {round_.p99:.1f}" for name, round_ in gaps.items())
+                say(f"between tokens, round {number}, p50 and p99: {times} ms")
                 if number >= 0:
                     for name, figures in gaps.items():
                         found[name].append(figures)
