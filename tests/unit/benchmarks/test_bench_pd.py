@@ -15,7 +15,7 @@ from aiohttp import web
 from benchmarks import bench_pd
 from benchmarks.bench_pd import Gaps, Timed, Turn, gaps_of, gaps_within, handed_over, lengths_of, prompt_tokens, wrong
 from benchmarks.rows import Rows
-from benchmarks.vllm_load.counters import BROUGHT, LOADS_FAILED
+from benchmarks.vllm_load.counters import BROUGHT
 from benchmarks.vllm_load.reply import Reply
 
 PROXY = Path(__file__).resolve().parents[3] / "examples" / "pd" / "proxy.py"
@@ -175,7 +175,7 @@ class Engine:
             for place in range(body["max_tokens"]):
                 word = f" w{sum(body['prompt']) + place + self.shift}"
                 await answer.write(f"data: {json.dumps({'choices': [{'text': word}]})}\n\n".encode())
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(0.005)
             usage = {"completion_tokens": body["max_tokens"]}
             await answer.write(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n".encode())
             return answer
@@ -183,9 +183,7 @@ class Engine:
             self.running -= 1
 
     async def metrics(self, request: web.Request) -> web.Response:
-        return web.Response(
-            text=f"{BROUGHT} {self.loaded}\n{LOADS_FAILED} 0\nvllm:num_requests_running {self.running}\n"
-        )
+        return web.Response(text=f"{BROUGHT} {self.loaded}\nvllm:num_requests_running {self.running}\n")
 
 
 class Idle:
@@ -218,7 +216,7 @@ def run(prefill: Engine, decode: Engine, alone: Engine, *arguments: str) -> int:
             for runner in runners:
                 await runner.cleanup()
 
-    return asyncio.run(asyncio.wait_for(story(), 60))
+    return asyncio.run(asyncio.wait_for(story(), 100))
 
 
 @pytest.fixture(autouse=True)
@@ -270,13 +268,13 @@ def test_ways_take_turns_and_the_engine_alone_is_asked_again_at_once() -> None:
 def test_what_is_wrong_is_said_and_ends_with_1(
     prefill: Engine, decode: Engine, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(prefill, decode, Engine()) == 1
+    assert run(prefill, decode, Engine(), "--rounds", "1") == 1
     assert why in capsys.readouterr().err
 
 
 def test_what_runs_out_of_time_while_warming_up_is_said_and_counts_not(capsys: pytest.CaptureFixture[str]) -> None:
     decode = Engine(misses=2)
-    assert run(Engine(), decode, Engine()) == 0
+    assert run(Engine(), decode, Engine(), "--rounds", "1") == 0
     said = capsys.readouterr().err
     for way in ("together", "whole first"):
         assert f"while warming up: 768 round -1, {way}: D loaded 0 tokens, expected 512" in said
@@ -287,7 +285,7 @@ def test_an_answer_that_ends_before_its_prompts_is_wrong(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(bench_pd, "STREAM_TOKENS", 3)
-    assert run(Engine(), Engine(), Engine()) == 1
+    assert run(Engine(), Engine(), Engine(), "--rounds", "1") == 1
     assert "between tokens, round 0: the answer ended after 3 tokens: it was whole" in capsys.readouterr().err
 
 
