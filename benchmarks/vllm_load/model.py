@@ -27,6 +27,11 @@ class Shape:
     positions: int = 131_072
     weights_spread: float = 0.02
 
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of KV for a token, in bfloat16."""
+        return 2 * self.layers * self.kv_heads * self.head * 2
+
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Names and shapes as in checkpoints of this architecture."""
         yield "model.embed_tokens.weight", (self.vocabulary, self.hidden)
