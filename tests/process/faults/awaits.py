@@ -417,9 +417,10 @@ def consumer_out_of_time(scene: Scene, round_: int) -> None:
             assert result.ok or result.why == "not-coming", result
             assert waiting.right in prefill.may_have_come
         prefill.finishes_the_store()
-        waiting.begin(AWAIT_S)
-        prefill.stores(prefill.may_have_come[-1], prefill.story.chunks)
-        assert waiting.end().ok
+        if not result.ok:
+            waiting.begin(AWAIT_S)
+            prefill.stores(prefill.may_have_come[-1], prefill.story.chunks)
+            assert waiting.end().ok
         prefill.ended("stored")
 
 
