@@ -320,3 +320,44 @@ class Engine:
         wrong = self.pool.wrong()
         assert wrong == 0, f"{wrong} wrong bytes after a retrieve of {found.chunks} chunks"
         return found.chunks
+
+
+class Waiting:
+    """An engine that retrieves a prompt, of one group, into blocks of its own while another engine computes it."""
+
+    def __init__(self, engine: Engine, story: Prompt, timeout_s: float | None = None) -> None:
+        self.engine, self.story = engine, story
+        self.where = engine.place(story)
+        self.right = 0
+        """Leading chunks of which it was told that its blocks hold their bytes."""
+        self.begin(timeout_s)
+
+    def begin(self, timeout_s: float | None = None) -> None:
+        """Looks up, and retrieves what it lacks. Its blocks hold other content before."""
+        self.found = self.engine.client.lookup(self.engine.namespace, self.story.keys, may_wait=True)
+        assert self.found.lease is not None, self.found
+        self.lease: Lease = self.found.lease
+        lacks = self._blocks(self.right, self.story.chunks)
+        self.engine.pool.spoil(lacks)
+        self.future = self.engine.begin_retrieve(self.lease, lacks, timeout_s)
+
+    def has(self, chunks: int) -> bool:
+        """Whether these leading chunks have their bytes, and all else is as it was."""
+        self.engine.pool.expect(self.story, self._blocks(0, chunks))
+        return self.engine.pool.wrong() == 0
+
+    def end(self) -> RetrieveResult:
+        """The outcome. Gives the lease back, and compares all that is right, or as it was, by what the outcome says."""
+        result = self.future.result(WAIT_S)
+        self.engine.client.release(self.lease)
+        if result.ok or result.why == "not-coming":
+            self.right = self.story.chunks if result.ok else result.right_chunks
+            assert self.has(self.right), f"{self.engine.pool.wrong()} wrong bytes after {result}"
+        else:
+            self.engine.pool.spoil(self._blocks(self.right, self.story.chunks))
+        return result
+
+    def _blocks(self, first: int, end: int) -> list[Blocks]:
+        """Its blocks of these chunks."""
+        per_chunk = self.engine.shape.blocks_per_chunk(0)
+        return [Blocks(0, first * per_chunk, self.where[0].block_ids[first * per_chunk : end * per_chunk])]

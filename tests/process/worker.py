@@ -10,6 +10,7 @@
 import ctypes
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
-from kvclient import Lease, RequestError
+from kvclient import Lease, PledgeResult, RequestError
 from tests.process import engine as engines
 from tests.process.harness import WAIT_S
 
@@ -35,10 +36,13 @@ class Worker:
         *,
         shape: str = "small",
         name: str = "worker",
+        epoch: int | None = None,
+        rank: int = 0,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._pipe, theirs = Pipe()
-        options = json.dumps({"path": str(path), "shape": shape, "name": name})
+        epoch = epoch if epoch is not None else random.getrandbits(40)
+        options = json.dumps({"path": str(path), "shape": shape, "name": name, "epoch": epoch, "rank": rank})
         command = [sys.executable, "-m", "tests.process.worker", str(theirs.fileno()), options]
         self.process = subprocess.Popen(
             command,
@@ -94,9 +98,11 @@ class Worker:
 class Remote:
     """The methods that a worker can be asked to call. Prompts travel as (seed, chunks)."""
 
-    def __init__(self, path: str, shape: str, name: str) -> None:
-        self._engine = engines.Engine(Path(path), SHAPES[shape], name=name)
+    def __init__(self, path: str, shape: str, name: str, epoch: int, rank: int) -> None:
+        self._engine = engines.Engine(Path(path), SHAPES[shape], name=name, epoch=epoch, rank=rank)
         self._future: Future[Any] | None = None
+        self._pledge: PledgeResult | None = None
+        self._waiting: engines.Waiting | None = None
 
     def connected(self) -> bool:
         return self._engine.client.wait_connected(WAIT_S)
@@ -120,23 +126,46 @@ class Remote:
 
     def pledge(self, seed: int, chunks: int) -> int:
         """Pledges a prompt; returns how many chunks of it the server took."""
-        return self._engine.client.pledge(self._engine.namespace, engines.prompt(seed, chunks).keys).chunks
+        self._pledge = self._engine.client.pledge(self._engine.namespace, engines.prompt(seed, chunks).keys)
+        return self._pledge.chunks
+
+    def unpledge(self) -> None:
+        """Takes the last pledge back."""
+        assert self._pledge is not None
+        self._engine.client.unpledge(self._pledge)
 
     def store_piece(self, seed: int, first: int, end: int) -> int:
         """Computes and stores chunks [first, end) of a prompt."""
         return self._engine.store_piece(engines.prompt(seed, end), first)
 
-    def begin_store(self, seed: int, chunks: int) -> None:
+    def begin_store(self, seed: int, chunks: int, first: int = 0) -> None:
+        """Computes chunks [first, chunks) of a prompt, and begins to store them."""
         story = engines.prompt(seed, chunks)
-        where = self._engine.place(story)
+        where = self._engine.place(story, first)
         self._engine.pool.compute(story, where)
-        self._future = self._engine.begin_store(story, where)
+        self._future = self._engine.begin_store(story, where, first)
 
     def begin_retrieve(self, seed: int, chunks: int) -> None:
         story = engines.prompt(seed, chunks)
         found = self._engine.lookup(story)
         assert found.lease is not None, found
         self._future = self._engine.begin_retrieve(found.lease, self._engine.place(story.head(found.chunks)))
+
+    def take_lease(self, seed: int, chunks: int) -> int:
+        """Takes a lease on a prompt that another engine computes. Returns how many chunks are still to come."""
+        return self._engine.client.lookup(
+            self._engine.namespace, engines.prompt(seed, chunks).keys, may_wait=True
+        ).awaited
+
+    def begin_await(self, seed: int, chunks: int, timeout_s: float) -> int:
+        """Begins to retrieve a prompt that another engine computes. Returns how many chunks are still to come."""
+        self._waiting = engines.Waiting(self._engine, engines.prompt(seed, chunks), timeout_s)
+        return self._waiting.found.awaited
+
+    def end_await(self) -> dict[str, Any]:
+        """The outcome, after a comparison of the bytes."""
+        assert self._waiting is not None
+        return self._waiting.end()._asdict()
 
     def is_done(self) -> bool:
         assert self._future is not None

@@ -94,6 +94,8 @@ def gone(core: Core, mover: Mover, how: str, now_ns: int) -> None:
     core.timers.cancel("mover-start", mover.number)
     core.counters.add("mover_restarts")
     core.log("mover gone", *_name(mover), ("how", how), ("jobs", len(mover.jobs)), level=logging.WARNING)
+    for cache in mover.caches.values():
+        awaits.cache_goes(core, cache)  # before its stores fail: the engine has not broken its word
     for number in sorted(mover.jobs):
         transfers.lost(core, core.jobs[number], f"mover {mover.number} is gone: {how}", now_ns)
     scrub.gone(core, mover)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from tests.process.faults import awaits
 from tests.process.faults import lifetimes as lives
 from tests.process.faults import sigkill as deaths
 from tests.process.faults import sigstop as stops
@@ -20,6 +21,17 @@ class Scenario(NamedTuple):
     rounds_factor: int
 
 
+AWAITS = LONG | {
+    "pledge_patience_ms": awaits.PATIENCE_MS,
+    "lease_ttl_ms": awaits.PATIENCE_MS,
+    "lease_extended_ms": awaits.PATIENCE_MS,
+    "job_ttl_ms": awaits.PATIENCE_MS,
+}
+"""Nothing that somebody should have ended ends by itself while a test waits for it."""
+IMPATIENT = AWAITS | {"pledge_patience_ms": awaits.SHORT_PATIENCE_MS}
+SLOW = AWAITS | {"pledge_patience_ms": awaits.SLOW_PATIENCE_MS}
+CRAMPED = AWAITS | {"arena_bytes": 64 << 20}
+
 SCENARIOS = {
     "worker-before-register": Scenario(deaths.worker_before_register, SHORT, 1),
     "worker-mid-register": Scenario(deaths.worker_mid_register, SHORT, 1),
@@ -36,6 +48,23 @@ SCENARIOS = {
     "stop-brain-retrieve": Scenario(stops.brain_and_retrieve, LONG, 4),
     "stop-mover-store": Scenario(stops.mover_and_store, LONG, 4),
     "stop-mover-retrieve": Scenario(stops.mover_and_retrieve, LONG, 4),
+    "await-producer-killed": Scenario(awaits.producer_killed, AWAITS, 1),
+    "await-scheduler-killed": Scenario(awaits.scheduler_killed, AWAITS, 1),
+    "await-producer-restarted": Scenario(awaits.producer_restarted, AWAITS, 1),
+    "await-producer-stopped": Scenario(awaits.producer_stopped, IMPATIENT, 1),
+    "await-producer-aborts": Scenario(awaits.producer_aborts, AWAITS, 1),
+    "await-producer-preempted": Scenario(awaits.producer_preempted, AWAITS, 1),
+    "await-producer-out-of-room": Scenario(awaits.producer_out_of_room, CRAMPED, 1),
+    "await-no-store": Scenario(awaits.pledge_without_store, IMPATIENT, 1),
+    "await-slow-store": Scenario(awaits.store_slow, SLOW, 1),
+    "await-stored-by-another": Scenario(awaits.stored_by_another, AWAITS, 1),
+    "await-two-producers": Scenario(awaits.two_producers, AWAITS, 1),
+    "await-consumer-killed": Scenario(awaits.consumer_killed, AWAITS, 1),
+    "await-consumer-aborts": Scenario(awaits.consumer_aborts, AWAITS, 1),
+    "await-consumer-out-of-time": Scenario(awaits.consumer_out_of_time, AWAITS, 1),
+    "await-brain": Scenario(awaits.brain, AWAITS, 1),
+    "await-mover": Scenario(awaits.mover, AWAITS, 1),
+    "await-supervisor": Scenario(awaits.supervisor, AWAITS, 1),
 }
 
 

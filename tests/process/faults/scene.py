@@ -118,11 +118,11 @@ class Scene:
         def quiet() -> Status | None:
             status = self.server.status()
             there = (status.sessions - OBSERVER_SESSIONS, status.caches)
-            held = (status.leases, status.pins, status.stores, status.retrieves)
+            held = (status.leases, status.pledges, status.pins, status.stores, status.retrieves)
             ready = {mover.state for mover in status.movers} | {cache.state for cache in status.shown_caches}
             return status if there == (engines, engines) and not any(held) and ready == {"ready", "mapped"} else None
 
-        return until("sessions, caches, leases and jobs to end", quiet)
+        return until("sessions, caches, leases, pledges and jobs to end", quiet)
 
     def recover(self) -> Status:
         """Waits until the survivor has recovered by itself."""
@@ -217,7 +217,7 @@ class Scene:
             resume(mover)
             until("the job to end", partial(has_ended, begun))
             land(begun)
-            self._touch()
+            self.touch()
             self.seen["missed"] += 1
         raise TimeoutError(f"no job was met while copying in {ATTEMPTS_MAX} attempts")
 
@@ -226,7 +226,7 @@ class Scene:
         flight.future.result(WAIT_S)
         self.survivor.pool.spoil(flight.where)
 
-    def _touch(self) -> None:
+    def touch(self) -> None:
         """Looks up the prompts that must stay, so that others are the least recently used."""
         self.survivor.ready()  # else an abandoned job's shut gate would keep the lookups from being sent
         for story in self.stored:

@@ -97,7 +97,7 @@ def _wait_session_ended(scene: Scene) -> None:
 
 def mover(scene: Scene, round_: int) -> None:
     """Kills the mover; the survivor registers again by itself."""
-    story = _kill_around_a_job(scene, round_, lambda: _kill_mover(scene))
+    story = _kill_around_a_job(scene, round_, lambda: kill_mover(scene))
     scene.recover()
     if story is not None:
         assert scene.survivor.retrieve(story) in (0, story.chunks)
@@ -105,7 +105,7 @@ def mover(scene: Scene, round_: int) -> None:
 
 def brain(scene: Scene, round_: int) -> None:
     """Kills the brain. The chunks that were sealed at its death are served again; Scene.end() compares them."""
-    story = _kill_around_a_job(scene, round_, lambda: _kill_brain(scene))
+    story = _kill_around_a_job(scene, round_, lambda: kill_brain(scene))
     scene.recover()
     if story is not None:
         assert scene.survivor.retrieve(story) in (0, story.chunks)
@@ -124,7 +124,7 @@ def brain_while_storing(scene: Scene, round_: int) -> None:
             where = [Blocks(0, 0, list(range(9 * number, 9 * number + 9)))]  # no block belongs to two jobs at once
             small.pool.compute(story, where)
             flying[story] = small.begin_store(story, where)
-        _kill_brain(scene)
+        kill_brain(scene)
         acknowledged |= {story: future.result(20).chunks for story, future in flying.items()}
         scene.wait_quiet(engines=2)
         small.ready()
@@ -152,13 +152,13 @@ def server(scene: Scene, round_: int) -> None:
         assert survivor.store(story).chunks == story.chunks
 
 
-def _kill_mover(scene: Scene) -> None:
+def kill_mover(scene: Scene) -> None:
     mover_pid = scene.server.mover_pid()
     kill(mover_pid)
     until("the brain to know it", lambda: mover_pid not in [known.pid for known in scene.server.status().movers])
 
 
-def _kill_brain(scene: Scene) -> None:
+def kill_brain(scene: Scene) -> None:
     brain_pid = scene.server.brain_pid()
     kill(brain_pid)
     until("another brain", lambda: scene.server.brain_pid() != brain_pid)

@@ -1,36 +1,16 @@
 """A prompt that one engine computes and another one awaits, through real processes: byte for byte, chunk by chunk."""
 
 import time
-from concurrent.futures import Future
 
 import pytest
 
-from kvclient import Blocks, Found, Lease, RequestError, RetrieveResult
-from tests.process.engine import SMALL, Engine, Prompt, prompt
+from kvclient import RequestError
+from tests.process.engine import SMALL, Engine, Waiting, prompt
 from tests.process.harness import Server, kill, resume, stop, until
 from tests.process.worker import Worker
 
 CHUNKS = 7
 PER_CHUNK = SMALL.blocks_per_chunk(0)
-
-
-class Waiting:
-    """An engine that retrieves a prompt while it is computed."""
-
-    def __init__(self, engine: Engine, story: Prompt) -> None:
-        self.engine, self.story = engine, story
-        self.found: Found = engine.client.lookup(engine.namespace, story.keys, may_wait=True)
-        self.where = engine.place(story)
-        engine.pool.spoil(self.where)
-        assert self.found.lease is not None, self.found
-        self.lease: Lease = self.found.lease
-        self.future: Future[RetrieveResult] = engine.begin_retrieve(self.lease, self.where)
-
-    def has(self, chunks: int) -> bool:
-        """Whether these leading chunks have their bytes, and all else is as it was."""
-        head = [Blocks(0, 0, self.where[0].block_ids[: chunks * PER_CHUNK])]
-        self.engine.pool.expect(self.story, head)
-        return self.engine.pool.wrong() == 0
 
 
 def test_each_chunk_is_there_before_the_next_one_is_computed(server: Server) -> None:

@@ -272,6 +272,21 @@ def test_the_end_of_the_producers_mover_ends_its_pledges_though_nothing_is_store
     scene.check_nothing_is_left()
 
 
+def test_a_store_that_ends_with_its_mover_is_no_broken_word() -> None:
+    scene = Scene()
+    scene.store(0, 1)
+    scene.pledge()
+    wait = scene.retrieve(scene.await_().lease, 0, 3)
+    scene.rig.movers_copy = False
+    assert scene.store(1, 3) is None
+    scene.rig.handle(MoverGone(scene.rig.core.caches[scene.producer.cache].mover.number, "signal 9"))
+    assert scene.ended() == {"died": 1}
+    assert is_refusal(scene.answer(wait), "device", "mover-lost")
+    scene.producer.register()
+    again = scene.pledge()
+    assert (again.held, again.chunks) == (1, CHUNKS - 1)
+
+
 def test_a_cache_that_its_mover_still_maps_keeps_no_pledge_once_it_is_unregistered() -> None:
     scene = Scene()
     spare = Client(scene.rig, engine="producer", epoch=11).register()
