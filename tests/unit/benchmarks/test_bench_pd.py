@@ -5,6 +5,7 @@ import asyncio
 import json
 import re
 import time
+from collections.abc import Collection
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -139,11 +140,14 @@ def test_both_engines_are_asked_as_the_proxy_asks_them() -> None:
 
 
 class Engine:
-    """Answers with words that depend on the whole prompt. As D it counts tokens as loaded."""
+    """Answers with words that depend on the whole prompt. As D it counts tokens as loaded, but for `misses`."""
 
-    def __init__(self, *, shift: int = 0, loads: float = 1.0, misses: int = 0, refuses: bool = False) -> None:
+    def __init__(
+        self, *, shift: int = 0, loads: float = 1.0, misses: Collection[int] = (), refuses: bool = False
+    ) -> None:
         self.shift, self.loads, self.misses, self.refuses = shift, loads, misses, refuses
         self.loaded = 0
+        self.loads_asked = 0
         self.running = 0
         self.asked: list[dict[str, Any]] = []
         self.waits_for: Engine | None = None
@@ -164,9 +168,8 @@ class Engine:
         if self.refuses:
             return web.Response(status=500, text="broken")
         if (body.get("kv_transfer_params") or {}).get("do_remote_prefill"):
-            if self.misses:
-                self.misses -= 1
-            else:
+            self.loads_asked += 1
+            if self.loads_asked not in self.misses:
                 self.loaded += int(self.loads * (len(body["prompt"]) // 256 * 256))
         self.running += 1
         try:
@@ -240,6 +243,8 @@ def test_every_way_is_asked_the_same_new_prompts_and_all_rows_come(capsys: pytes
     # Three rounds ask each prompt in both ways, and three more ask one at once while an answer streams.
     assert (len(asked), len(set(asked))) == (9, 6)
     assert [body["max_tokens"] for body in prefill.asked] == [1] * 9
+    streams = [[body["max_tokens"] for body in engine.asked].count(8000) for engine in (prefill, decode, alone)]
+    assert streams == [0, 3, 3]
     computed = [tuple(body["prompt"]) for body in alone.asked if len(body["prompt"]) == prompt_tokens(LENGTH)]
     assert set(asked[:6]) <= set(computed)
     assert all("kv_transfer_params" not in body and "cache_salt" not in body for body in alone.asked)
@@ -262,6 +267,7 @@ def test_ways_take_turns_and_the_engine_alone_is_asked_again_at_once() -> None:
         (Engine(), Engine(shift=1), "one engine alone"),
         (Engine(), Engine(loads=0.5), "D loaded 256 tokens, expected 512"),
         (Engine(), Engine(loads=0.0), "D loaded 0 tokens, expected 512"),
+        (Engine(), Engine(misses=(6,)), "WRONG: between tokens, round 0: D loaded 0 tokens, expected 512"),
         (Engine(refuses=True), Engine(), "HTTP 500: broken"),
     ],
 )
@@ -273,7 +279,7 @@ def test_what_is_wrong_is_said_and_ends_with_1(
 
 
 def test_what_runs_out_of_time_while_warming_up_is_said_and_counts_not(capsys: pytest.CaptureFixture[str]) -> None:
-    decode = Engine(misses=2)
+    decode = Engine(misses=(1, 2))
     assert run(Engine(), decode, Engine(), "--rounds", "1") == 0
     said = capsys.readouterr().err
     for way in ("together", "whole first"):
