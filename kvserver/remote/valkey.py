@@ -8,6 +8,7 @@ payloads. Each kind has its deadline. A client that cannot connect is made anew 
 connects again by itself.
 """
 
+import os
 import re
 import threading
 import time
@@ -35,7 +36,7 @@ from glide_shared.constants import TEncodable
 from glide_shared.exceptions import GlideError
 from glide_shared.logger import Level, Logger
 from glide_shared.routes import AllNodes
-from glide_sync import ClusterScanCursor, GlideClient, GlideClusterClient
+from glide_sync import ClusterScanCursor, GlideClient, GlideClusterClient, glide_client
 
 from kvserver.errors import ConfigError
 from kvserver.remote.announcement import MARK_BYTES
@@ -61,6 +62,20 @@ from kvserver.remote.valkey_nodes import NodeMap, node_map
 
 # It writes warnings to standard error otherwise, with addresses and without our format.
 Logger.set_logger_config(Level.OFF)
+
+
+class _Os:
+    """The module `os` as the library sees it: without the hook by which it keeps every client for ever, those too that
+    never connected, and connects all of them again in each forked child."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def register_at_fork(self, **_: object) -> None:
+        """Nobody forks with a store that is open."""
+
+
+vars(glide_client)["os"] = _Os()
 
 FRAGMENTS_OUTLIVE_S = 60
 """Seconds that fragments live longer than their head, so that no head is left behind without them."""

@@ -1,6 +1,7 @@
 """Bad days of a Valkey: frozen, killed, full, evicting, forbidding, foreign or damaged values, one node of three."""
 
 import gc
+import os
 import random
 import re
 import threading
@@ -255,6 +256,35 @@ def test_a_server_that_comes_later_is_used_then(server: ValkeyServer) -> None:
     assert set(every_call(store, head_of(name_of(1)))) == {"remote-down"}
     server.start()
     until("it to answer", lambda: every_call(store, written_again(store)) == [""] * 9)
+
+
+def test_clients_that_never_connected_are_not_kept(server: ValkeyServer) -> None:
+    server.kill()
+    store = opened(server, **HASTY)
+    before = clients_kept()
+    for _ in range(3):
+        assert set(every_call(store, head_of(name_of(1)))) == {"remote-down"}
+    assert clients_kept() == before
+
+
+def clients_kept() -> int:
+    gc.collect()
+    return sum(isinstance(one, GlideClient) for one in gc.get_objects())
+
+
+def test_a_forked_child_connects_nothing_again(server: ValkeyServer) -> None:
+    store = opened(server)
+    written(store, 1)
+    before = connections_ever(server)
+    child = os.fork()
+    if child == 0:
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert connections_ever(server) == before + 1, "only the one that asks"
+
+
+def connections_ever(server: ValkeyServer) -> int:
+    return int(re.findall(r"total_connections_received:(\d+)", server.ask("INFO", "stats"))[0])
 
 
 def test_a_full_server_refuses_writes_as_full_and_is_read_as_before() -> None:
