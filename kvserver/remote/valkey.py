@@ -58,15 +58,14 @@ from kvserver.remote.chunk_value import (
 )
 from kvserver.remote.secrets import CurrentSecret, Secret, SecretSource
 from kvserver.remote.store import Announced, Cursor, Facts, Gone, Listed, Problem, StoreError
-from kvserver.remote.valkey_nodes import NodeMap, node_map
+from kvserver.remote.valkey_nodes import NodeMap, info_of, node_map, version_of
 
 # It writes warnings to standard error otherwise, with addresses and without our format.
 Logger.set_logger_config(Level.OFF)
 
 
 class _Os:
-    """The module `os` as the library sees it: without the hook by which it keeps every client for ever, those too that
-    never connected, and connects all of them again in each forked child."""
+    """`os` for the library, without the hook that keeps every client for ever and connects it in each forked child."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(os, name)
@@ -174,7 +173,7 @@ class ValkeyStore:
         with self._connection("note") as to:
             told = to.client.info([InfoSection.SERVER, InfoSection.MEMORY])
             nodes = list(told.values()) if isinstance(told, dict) else [told]
-            found = [_info(_bytes(node) or b"") for node in nodes]
+            found = [info_of(_bytes(node) or b"") for node in nodes]
         policies = sorted({node.get("maxmemory_policy", "unknown") for node in found})
         bounded = all(int(node.get("maxmemory", "0")) > 0 for node in found)
         warnings = []
@@ -182,7 +181,7 @@ class ValkeyStore:
             warnings.append("maxmemory-policy is noeviction: writes fail when it is full; expected allkeys-lru")
         if not bounded:
             warnings.append("maxmemory is 0: it grows until its machine has no memory left")
-        version = sorted({_version(node) for node in found})
+        version = sorted({version_of(node) for node in found})
         return Facts("valkey", ", ".join(version), "noeviction" not in policies and bounded, tuple(warnings))
 
     def node_of(self, name: ChunkName) -> str:
@@ -719,8 +718,7 @@ class _LogPlace(NamedTuple):
 
 
 def _id_order(entry: bytes) -> tuple[int, int]:
-    """An id of a stream, to be compared. A stream that was lost and begun anew by a clock that is behind has smaller
-    ones."""
+    """An id of a stream, to be compared. A stream that is begun anew by a clock that is behind has smaller ones."""
     first, _, second = entry.partition(b"-")
     return int(first), int(second)
 
@@ -800,15 +798,3 @@ def _gathered(wanted: Sequence[tuple[Fragment, memoryview]]) -> Iterator[list[tu
         total += fragment.bytes
     if group:
         yield group
-
-
-def _info(told: bytes) -> dict[str, str]:
-    """The fields of an INFO reply."""
-    lines = (line.partition(":") for line in told.decode(errors="replace").splitlines())
-    return {name: value for name, separator, value in lines if separator}
-
-
-def _version(node: dict[str, str]) -> str:
-    if "valkey_version" in node:
-        return f"Valkey {node['valkey_version']}"
-    return f"Redis {node.get('redis_version', 'of an unknown version')}"

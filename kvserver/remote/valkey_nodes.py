@@ -1,4 +1,5 @@
-"""Which node of a Valkey or Redis cluster has which keys. Pure: the answer of CLUSTER SLOTS is an argument."""
+"""What the nodes of a Valkey or Redis say: which of a cluster has which keys, and what INFO tells. Pure: their answers
+are arguments."""
 
 from binascii import crc_hqx
 from bisect import bisect_right
@@ -35,3 +36,15 @@ def node_map(told: Any) -> NodeMap:
 
 def _text(host: bytes | str) -> str:
     return host.decode(errors="replace") if isinstance(host, bytes) else host
+
+
+def info_of(told: bytes) -> dict[str, str]:
+    """The fields of an INFO reply."""
+    lines = (line.partition(":") for line in told.decode(errors="replace").splitlines())
+    return {name: value for name, separator, value in lines if separator}
+
+
+def version_of(info: dict[str, str]) -> str:
+    if "valkey_version" in info:
+        return f"Valkey {info['valkey_version']}"
+    return f"Redis {info.get('redis_version', 'of an unknown version')}"
