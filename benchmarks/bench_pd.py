@@ -1,4 +1,4 @@
-"""What do prefill and decode on two engines cost a first token, and what do they spare a running answer?
+"""Measures the cost of prefill and decode on two engines for a first token, and their gain for a running answer.
 
     python -m benchmarks.bench_pd [--lengths 32K,8K,64K] [--rounds 5] [--devices 0 1] [--limit-s 480] [--json]
     python -m benchmarks.bench_pd --shape small --lengths 768,512 --step-tokens 256      # a rehearsal on a CPU
@@ -77,7 +77,7 @@ ROOM_TOKENS = 8192
 AWAITING_SHARE = 4
 """D's pool in prompts: a quarter of its blocks may wait for another engine (await_blocks_percent).
 
-Pledges may take a quarter of the arena as well.
+An engine may pledge nearly a quarter of the arena as well.
 """
 ARENA_BYTES_MIN = 1 << 30
 IDLE_S = 1.0
@@ -152,7 +152,7 @@ def gaps_within(first_s: float, gaps_s: Sequence[float], begin_s: float, end_s: 
 
 
 class Gaps(NamedTuple):
-    """What a round says of the time between two tokens, in milliseconds."""
+    """A round's times between two tokens, in milliseconds."""
 
     p50: float
     p99: float

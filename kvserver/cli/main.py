@@ -53,11 +53,13 @@ def main() -> NoReturn:
 
 
 def leave(status: int) -> NoReturn:
-    """Ends this process."""
+    """Ends this process, at once if a library of a store is loaded."""
     if any(module in sys.modules for module in WITH_THREADS):
-        with suppress(OSError):  # nobody reads any more
+        try:
             sys.stdout.flush()
             sys.stderr.flush()
+        except OSError:  # the result did not arrive
+            status = status or 1
         os._exit(status)
     sys.exit(status)
 

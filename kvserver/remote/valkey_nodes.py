@@ -1,5 +1,4 @@
-"""What the nodes of a Valkey or Redis say: which of a cluster has which keys, and what INFO tells. Pure: their answers
-are arguments."""
+"""Reads what nodes of a Valkey or Redis answer: which of them has which keys, and the fields of INFO. Pure."""
 
 from binascii import crc_hqx
 from bisect import bisect_right

@@ -20,7 +20,7 @@ log = logging.getLogger("vllm.kvserver.scheduler")
 
 
 class Said(NamedTuple):
-    """What a proxy has said of a request."""
+    """A proxy's words about a request."""
 
     side: Side = ""
     tokens: int | None = None

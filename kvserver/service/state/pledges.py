@@ -36,7 +36,7 @@ class Pledger(NamedTuple):
 
 
 class Size(NamedTuple):
-    """What pledges take of the room for them."""
+    """A part of the room for pledges."""
 
     pledges: int
     chunks: int
@@ -47,8 +47,8 @@ class Size(NamedTuple):
 
 NOTHING = Size(0, 0, 0)
 SHARES = ((1, 1), (7, 8), (3, 4))
-"""What may be taken of the room: by all pledges; by those of a tenant, of what the other tenants leave; by those of an
-engine, of what the other engines leave."""
+"""Shares of the room. All pledges take all of it; those of a tenant so much of what other tenants leave; those of an
+engine so much of what other engines leave."""
 
 
 PledgeEnd = Literal["stored", "withdrawn", "died", "late", "not-stored", "cleared"]
@@ -135,8 +135,7 @@ class Pledges(Table[Pledge]):
         super().__init__()
         self._most = most
         self.taken: dict[tuple[int | str, ...], Size] = {}
-        """What is taken of the room by all pledges (), by those of each tenant (its tag,) and of each engine (a
-        Pledger)."""
+        """Room that is taken: by all pledges (), by those of each tenant (its tag,) and of each engine (a Pledger)."""
         self.by_key: dict[tuple[bytes, bytes], Pledge] = {}
         """(namespace, key) of each chunk that is still to come. Empty: nobody has pledged anything."""
         self._distrusted: dict[tuple[Pledger, bytes, bytes], int] = {}
@@ -165,7 +164,7 @@ class Pledges(Table[Pledge]):
         return waits
 
     def room(self, pledger: Pledger) -> Size:
-        """What further pledges of an engine may take. So whoever holds much leaves room to who has nothing yet."""
+        """The room for further pledges of an engine. Whoever holds much leaves room to who has nothing yet."""
         taken = [self.taken.get(pledger[:depth], NOTHING) for depth in range(len(SHARES))]
         return Size(*(max(0, _left(most, own)) for most, *own in zip(self._most, *taken, strict=True)))
 

@@ -20,6 +20,7 @@ from kvserver.cli.status_text import overview
 from kvserver.cli.values import option_value
 from kvserver.config.config import KEYS, Config, example
 from kvserver.errors import ConfigError, ResourceError
+from kvserver.movers.remote_store import MOONCAKE, OBJECTS, VALKEY
 from kvserver.sizing.options import SizingOptions
 from kvserver.units import MIB
 from kvserver.wire.status import CacheStatus, SessionStatus
@@ -73,13 +74,22 @@ leave(run_command(app, "command"))
 """
 
 
-@pytest.mark.parametrize("module", ["obstore", "glide_sync", "mooncake"])
+@pytest.mark.parametrize("module", [library.module for library in (VALKEY, OBJECTS, MOONCAKE)])
 @pytest.mark.parametrize("status", [0, 1])
 def test_a_command_with_a_client_of_a_store_ends_with_its_own_status(module: str, status: int) -> None:
     """Threads of such a client would abort a Python that ends in the usual way."""
     command = [sys.executable, "-c", ABORTS_AS_PYTHON_ENDS, module, str(status)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, cwd=ROOT, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (status, "the result\n", "")
+
+
+def test_a_result_that_a_full_disk_did_not_take_is_no_success() -> None:
+    script = ABORTS_AS_PYTHON_ENDS.replace('print("the result")', 'sys.stdout.write("the result")')
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", script, OBJECTS.module, "0"], stdout=full, timeout=WAIT_S, cwd=ROOT
+        )
+    assert done.returncode == 1
 
 
 def test_bytes_that_are_no_text_are_refused() -> None:
