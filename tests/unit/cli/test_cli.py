@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import TextIO
 
 import msgspec
 import pytest
@@ -74,22 +75,33 @@ leave(run_command(app, "command"))
 """
 
 
+def ending(module: str, status: int, stdout: int | TextIO = subprocess.PIPE) -> "subprocess.CompletedProcess[str]":
+    """The end of such a process, whose output is kept until it is full or flushed."""
+    command = [sys.executable, "-c", ABORTS_AS_PYTHON_ENDS, module, str(status)]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return subprocess.run(
+        command,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=WAIT_S,
+        cwd=ROOT,
+        env=environment,
+        check=False,
+    )
+
+
 @pytest.mark.parametrize("module", [library.module for library in (VALKEY, OBJECTS, MOONCAKE)])
 @pytest.mark.parametrize("status", [0, 1])
 def test_a_command_with_a_client_of_a_store_ends_with_its_own_status(module: str, status: int) -> None:
     """Threads of such a client would abort a Python that ends in the usual way."""
-    command = [sys.executable, "-c", ABORTS_AS_PYTHON_ENDS, module, str(status)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, cwd=ROOT, check=False)
+    done = ending(module, status)
     assert (done.returncode, done.stdout, done.stderr) == (status, "the result\n", "")
 
 
 def test_a_result_that_a_full_disk_did_not_take_is_no_success() -> None:
-    script = ABORTS_AS_PYTHON_ENDS.replace('print("the result")', 'sys.stdout.write("the result")')
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-c", script, OBJECTS.module, "0"], stdout=full, timeout=WAIT_S, cwd=ROOT
-        )
-    assert done.returncode == 1
+        assert ending(OBJECTS.module, 0, full).returncode == 1
 
 
 def test_bytes_that_are_no_text_are_refused() -> None:
