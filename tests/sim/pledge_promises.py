@@ -1,7 +1,7 @@
 """The simulator's own books of pledges: who has pledged which chunk, and for how long anybody may count on it."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kvserver.service.base.effects import Effect, Log
@@ -24,15 +24,18 @@ class PledgeFacts:
     tenant: str
     digest: bytes
     held: int
+    before: bytes
+    """The packed keys of the chunks that were held."""
     keys: list[bytes]
     """Its chunks, behind those that were held."""
     slot_bytes: int
     """Of all of them."""
     expires_ns: int
     moved_ns: int
-    """When something of it was published last."""
+    """When something of it was published, or became servable, last."""
     came: set[bytes] = field(default_factory=set)
-    """Chunks of which something was published. They may have been evicted, and pledged again, since."""
+    """Chunks of which something was published, or which became servable with one before them. They may have been
+    evicted, and pledged again, since."""
 
 
 class PledgePromises:
@@ -89,6 +92,15 @@ class PledgePromises:
             if facts.digest == digest and key in facts.keys:
                 facts.moved_ns = now_ns
                 facts.came.add(key)
+
+    def servable(self, servable: Callable[[bytes, bytes], int], now_ns: int) -> None:
+        """Chunks that a disk or a store holds come without being published. servable: (namespace, packed keys of a
+        prompt) -> how many leading chunks are servable."""
+        for facts in self.living.values():
+            came = facts.keys[: max(0, servable(facts.digest, facts.before + b"".join(facts.keys)) - facts.held)]
+            if not facts.came.issuperset(came):
+                facts.moved_ns = now_ns
+                facts.came.update(came)
 
     def ended(self, effects: Sequence[Effect], now_ns: int) -> dict[int, int]:
         """The pledges that end now -> how many leading chunks of their prompts came."""

@@ -356,6 +356,7 @@ class Promises:
             tenant=tenant_of(request.namespace),
             digest=request.namespace,
             held=reply.held,
+            before=b"".join(keys[: reply.held]),
             keys=mine,
             slot_bytes=len(mine) * shape.chunk_units() * SLOT_ALIGN,
             expires_ns=now_ns,

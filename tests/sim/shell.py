@@ -5,6 +5,7 @@ Each life of the brain has its own shell. What outlives the brain (ledger, arena
 
 from array import array
 from collections import Counter
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -230,6 +231,7 @@ class Shell:
         self.service.check()
         for record in published:
             self.promises.pledges.published(record.namespace, record.key, world.now_ns)
+        self.promises.pledges.servable(partial(service_view.servable_chunks_of, self.service), world.now_ns)
         self.promises.pledges_end(effects, world.now_ns)
         self.promises.leases_left = service_view.leases(self.service)
         self._check_cuts(event, effects, digests)
