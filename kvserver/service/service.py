@@ -216,6 +216,7 @@ class Service:
                 lookup.lookup(core, session, peer, request, now_ns)
             case Release():
                 lookup.release(core, session, peer, request)
+                transfers.lease_released(core, session, request, now_ns)
             case Store():
                 transfers.store(core, session, peer, request, now_ns)
             case Retrieve():

@@ -317,7 +317,7 @@ class Offload:
         self._lookups.set_answer(it, None)
         self._pledging.stops(it)
         if it.retrieve in self._awaiting:
-            self._lookups.release(self._awaiting[it.retrieve].lease)  # it fails at its next part, and frees its blocks
+            self._lookups.release(self._awaiting[it.retrieve].lease)  # its parts that wait end, and free its blocks
         it.phase, it.retrieve = Phase.FINISHED, 0
         self._sum_up(it)
 

@@ -36,6 +36,8 @@ AWAITED_SPARE_S = 0.2
 would look like a server that does not answer."""
 
 PARTS_AHEAD_MAX = 3
+AWAITED_AHEAD_MAX = 8
+"""Awaited chunks are a part each, and a producer's store brings several at once."""
 SPARE_SHARE = 4
 """One in SPARE_SHARE of the jobs that the server allows a session is kept for further parts of running jobs."""
 
@@ -154,7 +156,9 @@ class Jobs:
         def is_whole(index: int, result: RetrieveResult) -> bool:
             return result.ok
 
-        results = await self._in_parts(cache, len(parts), begin, is_whole, RetrieveResult(False, 0, "client-bug"))
+        ahead = AWAITED_AHEAD_MAX if lease.awaited else PARTS_AHEAD_MAX
+        nothing = RetrieveResult(False, 0, "client-bug")
+        results = await self._in_parts(cache, len(parts), begin, is_whole, nothing, ahead=ahead)
         done = sum(result.bytes for result in results)
         index = next((index for index, result in enumerate(results) if not result.ok), None)
         if index is None:
@@ -236,11 +240,13 @@ class Jobs:
         begin: Callable[[int], Coroutine[Waiter, Any, R]],
         is_whole: Callable[[int, R], bool],
         nothing: R,
+        *,
+        ahead: int = PARTS_AHEAD_MAX,
     ) -> list[R]:
         """The results of a job's parts, in order.
 
-        Several parts run at a time. None begins after a part that is not whole. Returns when all begun parts have
-        ended, so that the blocks belong to the caller again.
+        At most `ahead` parts run at a time. None begins after a part that is not whole. Returns when all begun parts
+        have ended, so that the blocks belong to the caller again.
         """
         if count == 1:
             return [await begin(0)]
@@ -249,7 +255,7 @@ class Jobs:
         problem: RequestError | None = None
         begun, whole = 0, True
         while running or (whole and begun < count):
-            while whole and begun < count and (not running or self._may_go_ahead(cache, len(running))):
+            while whole and begun < count and (not running or self._may_go_ahead(cache, len(running), ahead)):
                 running.append(self._begin_part(begin(begun), nothing))
                 begun += 1
             try:
@@ -263,11 +269,11 @@ class Jobs:
             raise problem
         return results
 
-    def _may_go_ahead(self, cache: Cache, running: int) -> bool:
+    def _may_go_ahead(self, cache: Cache, running: int, ahead: int) -> bool:
         """Whether another part may begin beside a running one. Slots bound only the first part of each job."""
         session = cache.registration.session if cache.registration is not None else None
         spare = session.welcome.limits.jobs_max // SPARE_SHARE if session is not None else 0
-        return running < PARTS_AHEAD_MAX and self._parts_running <= spare
+        return running < ahead and self._parts_running <= spare
 
     def _begin_part(self, part: Coroutine[Waiter, Any, R], nothing: R) -> Waiter:
         ended = Waiter()

@@ -27,6 +27,7 @@ from kvserver.wire.messages import (
     KEY_BYTES,
     PLACES_MAX,
     GroupBlocks,
+    Release,
     Retrieve,
     Retrieved,
     Store,
@@ -401,6 +402,15 @@ def give_up_waiting(core: Core, job: Job, error: DeviceError, now_ns: int) -> No
     """Ends a retrieve that its mover was never told of. The client finds its job word LIVE and gives it up."""
     _leave(core, job)
     ended(core, job, failed(job, error.code, error.message), now_ns)
+
+
+def lease_released(core: Core, session: Session, request: Release, now_ns: int) -> None:
+    """Ends an engine's retrieves under a lease that still await another engine. The lease itself may be over: it ends
+    with the last request that is made under it."""
+    for job in list(core.jobs.values()) if core.pledges else ():
+        waits = job.awaiting is not None and job.awaiting.request.lease == request.lease
+        if waits and job.session.engine is session.engine:
+            give_up_waiting(core, job, awaits.not_coming("its lease was given back"), now_ns)
 
 
 def _leave(core: Core, job: Job) -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from kvclient import Found, PledgeResult
 from kvclient.memory.blocks import cut_retrieve
-from kvclient.transport.jobs import AWAITED_SPARE_S
+from kvclient.transport.jobs import AWAITED_AHEAD_MAX, AWAITED_SPARE_S, PARTS_AHEAD_MAX
 from kvserver.wire import messages as wire
-from tests.rigs.client_rig import NAMESPACE, Rig, chunks, keys_of, rig, spec
+from tests.rigs.client_rig import NAMESPACE, Rig, chunks, keys_of, rig, spec, turns
 from tests.rigs.fake_server import WAIT_S
 
 
@@ -42,6 +42,24 @@ def test_each_awaited_chunk_is_a_request_of_its_own(tmp_path: Path) -> None:
         assert [part.more for part in asked] == [True] * 4 + [False]
 
 
+def test_more_awaited_chunks_are_under_way_than_parts_of_another_retrieve(tmp_path: Path) -> None:
+    """A producer's store brings several chunks at once. Each would wait until the client has asked for it."""
+    with rig(tmp_path) as at:
+        at.fake.limits = wire.Limits(100, 1000, 60, 30_000)
+        at.restart()
+        found = awaited(at, 1, AWAITED_AHEAD_MAX + 3)
+        assert found.lease is not None
+        at.fake.hold.add(wire.Retrieve)
+        future = at.client.retrieve(at.cache, found.lease, chunks(0, AWAITED_AHEAD_MAX + 4))
+        ahead = [at.fake.wait_for(wire.Retrieve, number) for number in range(1, AWAITED_AHEAD_MAX + 1)]
+        turns(at)
+        assert at.fake.count(wire.Retrieve) == AWAITED_AHEAD_MAX > PARTS_AHEAD_MAX
+        at.fake.hold.clear()
+        for request in ahead:
+            at.fake.answer_as_usual(request)
+        assert future.result(WAIT_S).ok
+
+
 @pytest.mark.parametrize(
     ("here", "wanted"), [(0, [(2, 1), (3, 3), (6, 2)]), (1, [(2, 1), (3, 3), (6, 2)]), (2, [(2, 4), (6, 2)])]
 )
@@ -54,7 +72,7 @@ def test_a_retrieve_that_begins_inside_a_chunk_is_cut_at_chunks(here: int, wante
 
 def test_what_came_before_the_end_of_a_wait_is_right(tmp_path: Path) -> None:
     with rig(tmp_path) as at:
-        at.fake.limits = wire.Limits(100, 1000, 20, 30_000)  # three parts of a retrieve may be under way
+        at.fake.limits = wire.Limits(100, 1000, 12, 30_000)  # three parts of a retrieve may be under way
         at.restart()
         found = awaited(at, 2, 3)
         assert found.lease is not None

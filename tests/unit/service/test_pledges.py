@@ -177,8 +177,6 @@ def test_a_store_that_is_short_before_its_pledged_chunks_ends_the_await() -> Non
     scene.pledge()
     found = scene.await_()
     wait = scene.retrieve(found.lease, 2, 3)
-    scene.other.ask(Release(scene.rig.number(), found.lease))
-    assert scene.answer(wait) is None
     client = scene.producer
     head = scene.rig.number(), client.cache, 5, 1, 10_000, 1, chain(7, 1)
     blocks = GroupBlocks(0, 3, ids(*range(12)))
@@ -441,6 +439,32 @@ def test_a_released_lease_pins_nothing_that_comes_later() -> None:
     assert scene.pinned == 0
     scene.store(2, 5)
     assert scene.pinned == 0
+
+
+@pytest.mark.parametrize("more", [True, False])
+def test_a_lease_that_is_given_back_ends_its_waiting_retrieves(more: bool) -> None:
+    """Also when it ended with the last of them. Those of another lease go on."""
+    scene = Scene()
+    scene.pledge()
+    lease, other = scene.await_().lease, scene.await_().lease
+    first, last = scene.retrieve(lease, 0, 2), scene.retrieve(lease, 2, 3, more=more)
+    goes_on = scene.retrieve(other, 0, 1)
+    scene.producer.ask(Release(scene.rig.number(), other + 1000))
+    scene.other.ask(Release(scene.rig.number(), lease))
+    for ended in first, last:
+        assert is_refusal(scene.answer(ended), "device", "not-coming", "given back")
+    assert scene.answer(goes_on) is None
+    scene.store(0, 1)
+    assert isinstance(scene.answer(goes_on), Retrieved)
+
+
+def test_an_engine_gives_back_no_lease_of_another_one_that_is_over() -> None:
+    scene = Scene()
+    scene.pledge()
+    lease = scene.await_().lease
+    wait = scene.retrieve(lease, 0, 1, more=False)
+    scene.producer.ask(Release(scene.rig.number(), lease))
+    assert scene.answer(wait) is None
 
 
 def test_a_retrieve_outlives_its_lease_and_is_fed_to_its_end() -> None:
