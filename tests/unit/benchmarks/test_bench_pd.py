@@ -278,6 +278,25 @@ def test_what_is_wrong_is_said_and_ends_with_1(
     assert why in capsys.readouterr().err
 
 
+class Moody(Engine):
+    """Answers a prompt otherwise in one way than in the other."""
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        self.shift = int((await request.json()).get("cache_salt") == "whole first")
+        return await super().complete(request)
+
+
+@pytest.mark.parametrize(("decode", "status"), [(Engine(shift=1), 0), (Moody(), 1), (Engine(loads=0.5), 1)])
+def test_engines_that_compile_are_compared_with_themselves(
+    decode: Engine, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(Engine(), decode, Engine(), "--rounds", "1", "--engine", "") == status
+    said = capsys.readouterr().err
+    assert ("in the other way" in said) == isinstance(decode, Moody)
+    same = 0 if decode.shift == 1 and not isinstance(decode, Moody) else 2
+    assert f"D said what one engine alone said from its own cache: {same} of 2" in said
+
+
 def test_what_runs_out_of_time_while_warming_up_is_said_and_counts_not(capsys: pytest.CaptureFixture[str]) -> None:
     decode = Engine(misses=(1, 2))
     assert run(Engine(), decode, Engine(), "--rounds", "1") == 0
