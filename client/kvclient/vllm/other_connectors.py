@@ -15,8 +15,8 @@ The same happens with pipeline stages, and to any running request that holds a b
 found the block in the prefix cache, or got it after the load's request was gone. It may even be that request, preempted
 and admitted again. vLLM sets them all back to before tokens that it has scheduled, and this file looks for that.
 
-Model Runner V2 goes wrong in every engine (by reading 0.32.0). Its workers count computed tokens by themselves, and go
-on where they are when the scheduler sets a request back.
+Model Runner V2 goes wrong in every engine (vLLM's issue 49250, and by reading 0.32.0). Its workers count computed
+tokens by themselves, and go on where they are when the scheduler sets a request back.
 
 Only the blocks of a model with one group are tracked. With several groups, vLLM does not survive such a failure.
 """
