@@ -50,7 +50,7 @@ def _freed_by_the_first(pins: Any, job: int, rank: int) -> None:
         pins._free(job)
 
 
-def _never_ahead(doubts: Any, block_tokens: int, *, steps_ahead: int = 0) -> None:
+def _never_ahead(doubts: Any, block_tokens: int, *, steps_ahead: int = 0, workers_go_back: bool = True) -> None:
     _init(doubts, block_tokens)
 
 
