@@ -30,6 +30,7 @@ _computed = Offload.computed
 _errors = vllm.KvServerConnector.get_block_ids_with_load_errors
 _stats = vllm.KvServerConnector.get_kv_connector_stats
 _init = UncheckedLoads.__init__
+_forget = UncheckedLoads.forget
 
 
 class Bug(NamedTuple):
@@ -65,6 +66,7 @@ def _untold_by_idle_steps(connector: Any) -> Any:
 
 def _forgotten(doubts: Any, name: str, *, said_tokens: int) -> None:
     doubts._loads.pop(name, None)
+    _forget(doubts, name, said_tokens=said_tokens)
 
 
 BUGS = (
