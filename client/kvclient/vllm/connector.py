@@ -235,6 +235,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             options,
             keyer,
             steps_ahead=versions.steps_ahead(config),
+            workers_go_back=not versions.workers_count(config, os.environ),
             store_output=self._settings.store_output,
             step_wait_s=self._settings.step_wait_us / 1e6,
             stores_over=self._stores_over,

@@ -11,6 +11,13 @@ Asynchronous scheduling (vLLM 0.20.2 to 0.32) is worse. vLLM learns of the failu
 of these requests. It leaves out one token and takes that step's token instead. From then on its scheduler and its
 workers count differently: until the request is admitted again, its KV does not match its token ids.
 
+The same happens with pipeline stages, and to any running request that holds a block of the failed load. It may have
+found the block in the prefix cache, or got it after the load's request was gone. It may even be that request, preempted
+and admitted again. vLLM sets them all back to before tokens that it has scheduled, and this file looks for that.
+
+Model Runner V2 goes wrong in every engine (vLLM's issue 49250, and by reading 0.32.0). Its workers count computed
+tokens by themselves, and go on where they are when the scheduler sets a request back.
+
 Only the blocks of a model with one group are tracked. With several groups, vLLM does not survive such a failure.
 """
 
@@ -36,26 +43,38 @@ class _Load:
         self.steps_left = steps
         self.behind: set[int] = set()
         """Blocks that this request and others have computed after the loaded ones since."""
-        self.followers: set[str] = set()
-        """The other requests that computed after the loaded blocks."""
 
 
 class UncheckedLoads:
-    """Doubtful and wrong blocks of one engine. Each step calls notice() for all requests, then holds_back()."""
+    """Doubtful and wrong blocks of one engine. Steps call begin_step(), notice() for all requests, and holds_back()."""
 
-    def __init__(self, block_tokens: int, *, steps_ahead: int = 0) -> None:
-        """steps_ahead: how many more steps the engine schedules at most before it knows the outcome of one."""
+    def __init__(self, block_tokens: int, *, steps_ahead: int = 0, workers_go_back: bool = True) -> None:
+        """steps_ahead: how many more steps the engine schedules at most before it knows the outcome of one.
+
+        workers_go_back: if a request is set back, its workers compute the tokens that the scheduler says."""
         self._block_tokens, self._steps_ahead = block_tokens, steps_ahead
+        self._confuses = steps_ahead > 0 or not workers_go_back
+        """Whether a request that is set back is computed wrong until it is admitted again."""
         self._loads: dict[str, _Load] = {}
         """Request -> its doubtful load."""
         self._wrong: dict[int, int] = {}
         """Wrong block -> how many of its leading tokens are right."""
         self._lost: set[str] = set()
         """Requests whose token counts differ between the engine's scheduler and its workers."""
+        self._unheard_steps = 0
+        """Steps that may still be scheduled before the last load's outcome is known, this one among them."""
+        self._least: dict[str, int] = {}
+        """Request -> the least token with which its next step begins unless a failed load has set it back.
+
+        Only requests that were scheduled while a load's outcome was unknown, in an engine that confuses them."""
 
     def __bool__(self) -> bool:
         """Whether anything is doubtful or wrong. If not, only admissions matter."""
-        return bool(self._loads or self._wrong or self._lost)
+        return bool(self._loads or self._wrong or self._lost or self._least or self._unheard_steps)
+
+    def begin_step(self) -> None:
+        """The engine schedules a step, which may be empty."""
+        self._unheard_steps = max(0, self._unheard_steps - 1)
 
     def notice(
         self, name: str, table: Sequence[int], *, begin: int, end: int, known: int | None, said_tokens: int
@@ -66,6 +85,7 @@ class UncheckedLoads:
         earlier step. Another connector loaded the tokens in between.
         """
         load = self._loads.get(name)
+        is_set_back = known is None and begin < self._least.pop(name, 0)
         if known is not None:
             self.forget(name, said_tokens=0)
             # A prefix in HBM may be longer, by less than one block, than vLLM told match().
@@ -73,16 +93,23 @@ class UncheckedLoads:
                 self._begin(name, table, known=known, end=begin, said_tokens=said_tokens)
         elif load is not None and begin < load.end_tokens:
             self._failed(name, begin)
+        elif load is not None and is_set_back:
+            self._failed(name, 0)  # another request computes the loaded blocks anew, or some of them
         elif load is not None:
             load.steps_left -= 1
             if not load.steps_left:
                 del self._loads[name]
+        if is_set_back:
+            self._lost.add(name)
         if self._wrong and name not in self._lost and not self._is_behind_wrong(table, begin):
             for place, block in self._touched(table, begin, end):
                 self._computed(block, until=end - place * self._block_tokens)
 
-    def holds_back(self, name: str, table: Sequence[int], *, begin: int, end: int) -> bool:
+    def holds_back(self, name: str, table: Sequence[int], *, begin: int, end: int, said_tokens: int) -> bool:
         """Whether nothing may be stored of the request in this step."""
+        if self._unheard_steps:
+            # A step brings one token at least. Drafts and tokens that are not sampled yet may not count in the end.
+            self._least[name] = max(begin + 1, min(end, said_tokens))
         held = name in self._loads
         if held:  # its blocks are shared, and the request may end before it recomputes them
             self._loads[name].behind.update(block for _, block in self._touched(table, begin, end))
@@ -91,7 +118,6 @@ class UncheckedLoads:
             if owner != name and not before.isdisjoint(load.blocks):
                 held = True
                 load.behind.update(block for _, block in self._touched(table, begin, end))
-                load.followers.add(name)
         if name in self._lost or self._is_behind_wrong(table, begin):
             held = True
             self._wrong |= {block: 0 for _, block in self._touched(table, begin, end)}
@@ -106,15 +132,13 @@ class UncheckedLoads:
     def forget(self, name: str, *, said_tokens: int) -> None:
         """The request has finished or starts over. Its load counts as failed if nobody will learn the outcome."""
         self._lost.discard(name)
-        for other in self._loads.values():
-            other.followers.discard(name)
+        self._least.pop(name, None)
         load = self._loads.get(name)
         # In an engine that schedules ahead, the first new tokens may belong to the next steps.
         if load is not None and said_tokens > load.said_tokens + self._steps_ahead:
             del self._loads[name]
         elif load is not None:
             self._failed(name, 0)
-            self._lost.discard(name)
 
     # ---------------------------------------------------------------- helpers
 
@@ -125,14 +149,14 @@ class UncheckedLoads:
             self._wrong.pop(block, None)  # the block was reallocated and has new content
         steps = max(DOUBTFUL_STEPS, 1 + self._steps_ahead)
         self._loads[name] = _Load(blocks, first_place=first, end_tokens=end, said_tokens=said_tokens, steps=steps)
+        if self._confuses:
+            self._unheard_steps = 1 + self._steps_ahead
 
     def _failed(self, name: str, begin: int) -> None:
         """The load failed: its tokens are wrong from the block boundary `begin` on."""
         load = self._loads.pop(name)
         wrong = load.blocks[max(0, begin // self._block_tokens - load.first_place) :]
         self._wrong |= dict.fromkeys([*wrong, *load.behind], 0)
-        if self._steps_ahead:
-            self._lost |= {name, *load.followers}
 
     def _touched(self, table: Sequence[int], begin: int, end: int) -> Iterator[tuple[int, int]]:
         """(index, block) of the blocks that hold tokens [begin, end)."""

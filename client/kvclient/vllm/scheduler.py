@@ -81,6 +81,7 @@ class Scheduler:
         *,
         store_output: bool,
         steps_ahead: int = 0,
+        workers_go_back: bool = True,
         step_wait_s: float = 0.0,
         stores_over: Callable[[], Iterable[tuple[int, int]]] = tuple,
         events: RouterEvents | None = None,
@@ -88,6 +89,8 @@ class Scheduler:
         transfer_params: TransferParams | None = None,
     ) -> None:
         """steps_ahead: how many more steps the engine schedules at most before one is over.
+
+        workers_go_back: see UncheckedLoads.
 
         step_wait_s: how long a step with other work may wait for lookup answers, for all its requests together.
 
@@ -108,7 +111,8 @@ class Scheduler:
         self._exchange = LookupExchange(client, self._offload, log, witness=events)
         self._holdings = Holdings(options.groups)
         self._chunk_tokens = options.chunk_tokens
-        self._unchecked = UncheckedLoads(max(group.block_tokens for group in options.groups), steps_ahead=steps_ahead)
+        block_tokens = max(group.block_tokens for group in options.groups)
+        self._unchecked = UncheckedLoads(block_tokens, steps_ahead=steps_ahead, workers_go_back=workers_go_back)
         self._patience_s = options.lookup_deadline_s
         self._step_wait_s = self._step_wait_left_s = step_wait_s
         self._has_paused = False
@@ -257,6 +261,7 @@ class Scheduler:
             self._name_some()
         self._ask_ahead()
         items = list(scheduled)
+        self._unchecked.begin_step()
         if self._known_tokens or self._unchecked:
             for item in items:
                 self._notice(item, tables_of)
@@ -506,8 +511,14 @@ class Scheduler:
 
     def _is_held_back(self, item: Scheduled, tables_of: Any) -> bool:
         """Whether another connector's load forbids storing this request now."""
-        table = _only_table(tables_of(item.name))
-        return self._unchecked.holds_back(item.name, table, begin=item.begin, end=item.tokens)
+        live = self._live.get(item.name)
+        return live is None or self._unchecked.holds_back(
+            item.name,
+            _only_table(tables_of(item.name)),
+            begin=item.begin,
+            end=item.tokens,
+            said_tokens=live.request.num_tokens,
+        )
 
     def _more_keys(self, live: _Live) -> bytes:
         """Keys of the chunks that have none yet."""

@@ -253,6 +253,12 @@ def steps_ahead(config: Any) -> int:
     return max(int(batches) - 1, int(bool(config.scheduler_config.async_scheduling)))
 
 
+def workers_count(config: Any, environment: Mapping[str, str]) -> bool:
+    """Whether workers count a request's computed tokens by themselves: Model Runner V2, which later releases choose."""
+    chosen = getattr(config, "use_v2_model_runner", None)
+    return bool(environment.get("VLLM_USE_V2_MODEL_RUNNER", "0") not in ("", "0") if chosen is None else chosen)
+
+
 def scales_kv_by_its_first_prompt(cache_config: Any) -> bool:
     """Whether pages are useful only to this engine in this life, because their scales come from its first prompt and
     are stored in no page. Releases before 0.31."""

@@ -30,6 +30,7 @@ _computed = Offload.computed
 _errors = vllm.KvServerConnector.get_block_ids_with_load_errors
 _stats = vllm.KvServerConnector.get_kv_connector_stats
 _init = UncheckedLoads.__init__
+_forget = UncheckedLoads.forget
 
 
 class Bug(NamedTuple):
@@ -50,7 +51,7 @@ def _freed_by_the_first(pins: Any, job: int, rank: int) -> None:
         pins._free(job)
 
 
-def _never_ahead(doubts: Any, block_tokens: int, *, steps_ahead: int = 0) -> None:
+def _never_ahead(doubts: Any, block_tokens: int, *, steps_ahead: int = 0, workers_go_back: bool = True) -> None:
     _init(doubts, block_tokens)
 
 
@@ -65,6 +66,7 @@ def _untold_by_idle_steps(connector: Any) -> Any:
 
 def _forgotten(doubts: Any, name: str, *, said_tokens: int) -> None:
     doubts._loads.pop(name, None)
+    _forget(doubts, name, said_tokens=said_tokens)
 
 
 BUGS = (

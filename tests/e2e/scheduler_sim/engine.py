@@ -132,7 +132,8 @@ def _worker(config: Any, kv_config: Any, rank: int) -> Any:
 
 
 def _connectors(connector: Any) -> list[Any]:
-    return connector.sub_connectors if isinstance(connector, MultiConnector) else [connector]
+    # All releases have this field; sub_connectors is newer than 0.26.
+    return connector._connectors if isinstance(connector, MultiConnector) else [connector]
 
 
 def _ours(connector: Any) -> Any:

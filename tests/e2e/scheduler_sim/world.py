@@ -50,6 +50,7 @@ MUST_BE_EMPTY = attrgetter(
     "pins._kept",
     "_unchecked._loads",
     "_unchecked._lost",
+    "_unchecked._least",
     "_offload._requests",
     "_offload._unasked",
     "_offload._ahead",

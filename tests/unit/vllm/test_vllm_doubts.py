@@ -4,6 +4,7 @@ import pytest
 
 from kvclient.vllm.other_connectors import UncheckedLoads
 
+SAID = 24
 BROUGHT = [10, 11, 12, 13, 14]
 TABLES = {
     "r": [*BROUGHT, 15, 16],
@@ -12,12 +13,15 @@ TABLES = {
     "u": [*BROUGHT, 25, 36, 47],
     "v": [*BROUGHT, 15, 56],
     "w": [*BROUGHT, 15, 56],
+    "n": [10, *range(70, 79)],
+    "o": [*range(80, 90)],
+    "p": [*range(90, 99)],
 }
 
 
 class Steps:
-    def __init__(self, *, steps_ahead: int = 0) -> None:
-        self.doubts = UncheckedLoads(4, steps_ahead=steps_ahead)
+    def __init__(self, *, steps_ahead: int = 0, workers_go_back: bool = True) -> None:
+        self.doubts = UncheckedLoads(4, steps_ahead=steps_ahead, workers_go_back=workers_go_back)
         self.known: dict[str, int] = {}
 
     def admit(self, name: str, known: int) -> None:
@@ -25,19 +29,20 @@ class Steps:
 
     def step(self, **computed: tuple[int, int]) -> set[str]:
         """[begin, end) of each request -> the requests that may be stored."""
+        self.doubts.begin_step()
         for name, (begin, end) in computed.items():
             known = self.known.pop(name, None)
-            self.doubts.notice(name, TABLES[name], begin=begin, end=end, known=known, said_tokens=24)
+            self.doubts.notice(name, TABLES[name], begin=begin, end=end, known=known, said_tokens=SAID)
         return {
             name
             for name, (begin, end) in computed.items()
-            if not self.doubts.holds_back(name, TABLES[name], begin=begin, end=end)
+            if not self.doubts.holds_back(name, TABLES[name], begin=begin, end=end, said_tokens=SAID)
         }
 
 
-def loaded(*, steps_ahead: int = 0) -> Steps:
+def loaded(*, steps_ahead: int = 0, workers_go_back: bool = True) -> Steps:
     """A request with a load under way; it had 24 tokens when it was admitted."""
-    steps = Steps(steps_ahead=steps_ahead)
+    steps = Steps(steps_ahead=steps_ahead, workers_go_back=workers_go_back)
     steps.admit("r", 0)
     assert steps.step(r=(20, 24)) == set()
     return steps
@@ -189,6 +194,118 @@ def test_with_stages_as_many_tokens_do_not_say_that_the_load_went_well(said_toke
     staged.doubts.forget("r", said_tokens=said_tokens)
     staged.admit("v", 24)
     assert staged.step(v=(24, 28)) == ({"v"} if is_right else set())
+
+
+def test_where_workers_count_nothing_of_a_request_is_right_after_it_is_set_back() -> None:
+    """It is set back to 0, and the workers go on at 24."""
+    steps = loaded(workers_go_back=False)
+    steps.admit("s", 20)
+    assert steps.step(s=(20, 22), r=(0, 18)) == set()
+    assert steps.step(s=(22, 24), r=(18, 24)) == set()
+    assert steps.step(r=(24, 25)) == set()
+    steps.admit("w", 0)
+    assert steps.step(w=(0, 28)) == {"w"}
+    steps.admit("r", 0)
+    assert steps.step(r=(0, 24)) == {"r"}
+
+
+# ---------------------------------------------------------------- set back by a load that somebody else has left
+
+
+@pytest.fixture
+def staged() -> Steps:
+    """The engine schedules three steps before it knows the outcome of the first."""
+    return loaded(steps_ahead=2)
+
+
+def test_with_stages_one_that_is_admitted_anew_is_set_back_by_its_former_load(staged: Steps) -> None:
+    """It has found the block that it brought in the prefix cache. A token that it says meanwhile is left out."""
+    staged.admit("r", 20)
+    assert staged.step(r=(20, 24)) == set()
+    assert staged.step(r=(0, 8)) == set()
+    assert staged.step(r=(8, 23)) == set()
+    assert staged.step(r=(23, 25)) == set()
+    staged.admit("w", 0)
+    assert staged.step(w=(0, 28)) == {"w"}
+    staged.admit("r", 0)
+    assert staged.step(r=(0, 24)) == {"r"}
+
+
+def test_with_stages_one_that_comes_when_the_load_has_no_request_any_more_is_set_back(staged: Steps) -> None:
+    staged.doubts.forget("r", said_tokens=SAID)
+    staged.admit("s", 20)
+    assert staged.step(s=(20, 24)) == set()
+    assert staged.step(s=(0, 25)) == set()
+
+
+@pytest.mark.parametrize("begin", [0, 16])
+def test_with_stages_one_that_got_a_block_of_the_load_is_set_back(staged: Steps, begin: int) -> None:
+    """The engine looks for the blocks of the failed load, and not for the requests that wanted it."""
+    staged.doubts.forget("r", said_tokens=SAID)
+    staged.admit("n", 0)
+    assert staged.step(n=(0, 18)) == {"n"}
+    assert staged.step(n=(begin, 24)) == set()
+    assert staged.step(n=(24, 25)) == set()
+
+
+def test_with_stages_one_that_stands_before_the_load_in_its_step_is_set_back() -> None:
+    steps = Steps(steps_ahead=2)
+    steps.admit("r", 0)
+    steps.admit("v", 24)
+    assert steps.step(v=(24, 28), r=(20, 24)) == set()
+    assert steps.step(v=(0, 28)) == set()
+    assert "v" in steps.doubts._lost
+
+
+@pytest.mark.parametrize("waits", [0, 4])
+def test_with_stages_a_step_that_is_the_last_before_the_outcome_is_set_back_whenever_the_next_comes(
+    staged: Steps, waits: int
+) -> None:
+    staged.doubts.forget("r", said_tokens=SAID)
+    staged.step()
+    staged.admit("n", 0)
+    assert staged.step(n=(0, 20)) == {"n"}
+    for _ in range(waits):
+        staged.step()
+    assert staged.doubts
+    assert staged.step(n=(0, 24)) == set()
+
+
+def test_with_stages_one_that_is_set_back_to_the_end_of_its_load_has_wrong_blocks(staged: Steps) -> None:
+    """Another request computes the loaded blocks anew, and vLLM sets this one back only to its first step."""
+    assert staged.step(r=(24, 25)) == set()
+    assert staged.step(r=(24, 25)) == set()
+    for begin in (25, 26, 27):
+        assert staged.step(r=(begin, begin + 1)) == set()
+    staged.doubts.forget("r", said_tokens=28)
+    staged.admit("s", 20)
+    assert staged.step(s=(20, 24)) == set(), "nobody has computed 0 to 19 anew"
+
+
+def test_with_stages_one_that_starts_over_is_not_set_back(staged: Steps) -> None:
+    staged.admit("o", 0)
+    assert staged.step(o=(0, 20)) == {"o"}
+    staged.admit("o", 0)
+    assert staged.step(o=(0, 18)) == {"o"}
+    assert staged.step(o=(18, 24)) == {"o"}
+
+
+def test_with_stages_drafts_that_are_not_accepted_set_nobody_back(staged: Steps) -> None:
+    staged.admit("o", 0)
+    assert staged.step(o=(0, 28)) == {"o"}
+    assert staged.step(o=(25, 31)) == {"o"}
+    assert staged.step(o=(26, 32)) == {"o"}
+
+
+def test_with_stages_nothing_is_kept_of_who_was_not_set_back(staged: Steps) -> None:
+    staged.admit("o", 0)
+    staged.admit("p", 0)
+    assert staged.step(o=(0, 8), p=(0, 28)) == {"o", "p"}
+    assert staged.step(r=(24, 25)) == set()
+    staged.doubts.forget("p", said_tokens=SAID)
+    assert staged.step(o=(8, 18), r=(25, 26)) == {"o"}
+    assert staged.step(r=(26, 27)) == {"r"}
+    assert not staged.doubts
 
 
 @pytest.mark.parametrize(("said_tokens", "is_right"), [(25, False), (26, True)])

@@ -71,8 +71,8 @@ def test_a_step_that_counts_drafts_before_they_are_accepted_stores_no_token_that
 class Beside:
     """Requests of one prompt, 41 tokens. Another connector brings 36 of them to "r"; the engine shares the blocks."""
 
-    def __init__(self) -> None:
-        self.bench = Bench()
+    def __init__(self, *, steps_ahead: int = 0) -> None:
+        self.bench = Bench(steps_ahead=steps_ahead)
         self.tables: dict[str, list[int]] = {}
         self.requests = {name: request(name) for name in "rst"}
 
@@ -202,6 +202,41 @@ def test_a_load_whose_request_ends_first_went_well_only_if_the_step_has_brought_
     assert beside.step(s=(36, 41)) == ([("s", 0, 3)] if is_told else [])
 
 
+def test_with_stages_nothing_is_stored_of_a_request_that_its_former_load_sets_back() -> None:
+    """It was preempted and admitted anew before vLLM heard of its load, and a token of its is left out."""
+    beside = Beside(steps_ahead=2)
+    beside.admit("r", [*SHARED, 20, 21], hbm=0)
+    assert beside.step(r=(36, 38)) == []
+    beside.bench.half.preempted(["r"])
+    assert beside.step() == []
+    beside.admit("r", [*SHARED, 30, 31], hbm=36)
+    assert beside.step(r=(36, 41)) == []
+    assert beside.step(r=(0, 20)) == []
+    assert beside.step(r=(20, 40)) == []
+    beside.requests["r"].num_tokens += 1
+    assert beside.step(r=(40, 42)) == []
+    beside.bench.half.finished("r")
+    beside.admit("s", [*range(50, 61)], hbm=0)
+    assert beside.step(s=(0, 41)) == [("s", 0, 3)]
+
+
+@pytest.mark.parametrize(("empty_steps", "begin"), [(0, 40), (0, 20), (4, 20)])
+def test_with_stages_a_request_that_got_the_blocks_of_a_load_may_be_set_back_by_it(
+    empty_steps: int, begin: int
+) -> None:
+    """All blocks have been computed anew, and yet vLLM does not know the load's outcome."""
+    beside = Beside(steps_ahead=2)
+    beside.admit("r", [*SHARED, 20], hbm=0)
+    assert beside.step(r=(36, 40)) == []
+    beside.bench.half.finished("r")
+    beside.requests["n"] = request("n", 60, first=500)
+    beside.admit("n", [*SHARED, 20, *range(30, 35)], hbm=0)
+    assert beside.step(n=(0, 40)) == [("n", 0, 3)]
+    for _ in range(empty_steps):
+        beside.step()
+    assert beside.step(n=(begin, 60)) == ([("n", 3, 5)] if begin == 40 else [])
+
+
 def test_nothing_is_kept_of_doubts_that_are_over() -> None:
     beside = Beside()
     beside.admit("r", [*SHARED, 20, 21], hbm=0)
@@ -214,4 +249,17 @@ def test_nothing_is_kept_of_doubts_that_are_over() -> None:
     beside.step(t=(0, 41))
     beside.bench.half.finished("r")
     beside.bench.half.finished("t")
+    assert not beside.bench.half._unchecked
+
+
+def test_with_stages_nothing_is_kept_of_a_load_whose_outcome_is_known() -> None:
+    beside = Beside(steps_ahead=2)
+    beside.admit("r", [*SHARED, 20, 21], hbm=0)
+    assert beside.step(r=(36, 41)) == []
+    beside.requests["r"].num_tokens += 3
+    beside.bench.half.finished("r")
+    for _ in range(2):
+        assert beside.bench.half._unchecked
+        beside.step()
+    beside.step()
     assert not beside.bench.half._unchecked

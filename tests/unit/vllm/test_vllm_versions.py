@@ -26,6 +26,7 @@ from kvclient.vllm.versions import (
     scheduled,
     steps_ahead,
     understanding,
+    workers_count,
 )
 from kvserver.errors import RequestError
 
@@ -143,6 +144,18 @@ def test_an_engine_is_ahead_by_the_steps_that_it_has_in_flight(
         **({"max_concurrent_batches": batches} if batches else {}),
     )
     assert steps_ahead(config) == expected
+
+
+@pytest.mark.parametrize(
+    ("chosen", "wanted", "expected"),
+    [(True, None, True), (False, "1", False), (None, None, False), (None, "0", False), (None, "1", True)],
+)
+def test_a_runner_that_counts_by_itself_is_recognized_in_all_releases(
+    chosen: bool | None, wanted: str | None, expected: bool
+) -> None:
+    """Earlier releases choose it by the environment alone."""
+    config = SimpleNamespace() if chosen is None else SimpleNamespace(use_v2_model_runner=chosen)
+    assert workers_count(config, {"VLLM_USE_V2_MODEL_RUNNER": wanted} if wanted is not None else {}) is expected
 
 
 def test_how_pages_are_ordered_is_what_the_engine_says_or_else_what_its_tensors_show() -> None:
