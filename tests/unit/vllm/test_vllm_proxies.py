@@ -23,7 +23,7 @@ def engine(name: str) -> Bench:
     return Bench(await_wait_s=5.0, await_producer_s=WAIT_S, transfer_params=TransferParams(name))
 
 
-def first(proxy: Proxy, chunks: int = 3) -> Any:
+def first(proxy: Proxy, chunks: int) -> Any:
     """The params that the first engine's answer has, as they come over HTTP. chunks: what it has the time to store."""
     at = engine("first")
     at.admit(request(tokens=TOKENS, kv_transfer_params=proxy.first))
@@ -32,8 +32,10 @@ def first(proxy: Proxy, chunks: int = 3) -> Any:
     return json.loads(json.dumps(at.half.finished("r", [[3, 5]])))
 
 
-def second(proxy: Proxy, told: Any) -> tuple[Bench, Any]:
-    return engine("second"), request("s", tokens=TOKENS, kv_transfer_params=proxy.second(told))
+def second(proxy: Proxy, chunks: int = 3) -> tuple[Bench, Any]:
+    told = first(proxy, chunks)
+    passed_on = proxy.second(None if proxy.at_once else told)
+    return engine("second"), request("s", tokens=TOKENS, kv_transfer_params=passed_on)
 
 
 def found(at: Bench, asked: Any) -> int:
@@ -48,7 +50,7 @@ def found(at: Bench, asked: Any) -> int:
 
 @CONVERSATIONS
 def test_the_second_engine_gets_what_the_first_one_stored(proxy: Proxy) -> None:
-    at, asked = second(proxy, None if proxy.at_once else first(proxy))
+    at, asked = second(proxy)
     if proxy.at_once:
         assert at.half.match(asked, 0) == (None, False), "it came first"
     at.hold(asked, chunks=3)
@@ -57,7 +59,7 @@ def test_the_second_engine_gets_what_the_first_one_stored(proxy: Proxy) -> None:
 
 @CONVERSATIONS
 def test_the_second_engine_waits_exactly_if_the_proxy_says_so(proxy: Proxy) -> None:
-    at, asked = second(proxy, None if proxy.at_once else first(proxy))
+    at, asked = second(proxy)
     begun_s = time.monotonic()
     assert found(at, asked) == 0
     assert at.server.may_wait is bool(proxy.first)
@@ -67,7 +69,7 @@ def test_the_second_engine_waits_exactly_if_the_proxy_says_so(proxy: Proxy) -> N
 @pytest.mark.parametrize("proxy", IN_TURN.values(), ids=IN_TURN)
 def test_a_prompt_that_was_not_stored_whole_is_waited_for_by_nobody_who_is_told(proxy: Proxy) -> None:
     """A proxy that says do_remote_prefill itself does not pass it on."""
-    at, asked = second(proxy, first(proxy, chunks=2))
+    at, asked = second(proxy, chunks=2)
     assert found(at, asked) == 0
     assert at.server.may_wait is (proxy is PROXIES["vllm-toy-push"])
 
