@@ -4,7 +4,7 @@ A proxy asks the first engine for one token, and the second one for the answer. 
 answer, or sends both requests at once.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 Params = dict[str, Any] | None
@@ -23,10 +23,6 @@ class Proxy(NamedTuple):
     second: Callable[[Params], Params]
     """kv_transfer_params for the engine that answers, from those of the first one's answer."""
     at_once: bool = False
-    sets: Mapping[str, object] = {}
-    """Further fields of the first engine's request, beside max_tokens."""
-    drops: tuple[str, ...] = ("stream_options",)
-    """Fields of the client's request that the first engine does not get."""
 
 
 def _pushed(told: Params) -> Params:
@@ -39,7 +35,6 @@ def _elsewhere(told: Params) -> Params:
     return told | {"remote_host": "127.0.0.1"} if told else None
 
 
-ONE = {"stream": False}
 VLLM = "vllm-project/vllm"
 LLMD = "llm-d/llm-d-router pkg/sidecar/proxy/{} ebab6879 (0.10.0-rc.1 and 62 commits)"
 PROXIES = {
@@ -47,60 +42,47 @@ PROXIES = {
         f"{VLLM} tests/v1/kv_connector/nixl_integration/toy_proxy_server.py 030ea52e",
         COMPUTE | NOTHING,
         lambda told: told,
-        sets=ONE,
-        drops=("stream_options", "min_tokens", "min_completion_tokens"),
     ),
     "vllm-toy-push": Proxy(
         f"{VLLM} tests/v1/kv_connector/nixl_integration/toy_push_proxy_server.py d1655eec",
         COMPUTE | NOTHING,
         _pushed,
-        sets=ONE,
-        drops=("stream_options", "min_tokens", "min_completion_tokens"),
     ),
     "vllm-push": Proxy(
         f"{VLLM} examples/disaggregated/disaggregated_serving/disagg_proxy_pushconnector_demo.py 1db62a2d",
         COMPUTE | NOTHING | {"transfer_id": "xfer-5"},
         lambda _: GO_ON | PEER | {"remote_engine_id": "p", "tp_size": 1, "pp_size": 1, "transfer_id": "xfer-5"},
         at_once=True,
-        drops=(),
     ),
     "vllm-turns": Proxy(
         f"{VLLM} examples/disaggregated/disaggregated_serving/disagg_proxy_multiturn.py 030ea52e",
         COMPUTE | NOTHING,
         _elsewhere,
-        sets=ONE,
-        drops=("stream_options", "min_tokens", "max_completion_tokens"),
     ),
     "llm-d-nixl": Proxy(
         LLMD.format("connector_nixlv2.go"),
         COMPUTE | NOTHING,
         lambda told: told,
-        sets=ONE | {"max_completion_tokens": 1, "min_tokens": 1},
     ),
     "llm-d-offloading": Proxy(
         LLMD.format("connector_p2p.go"),
         {"remote_decoder": {"kv_request_id": "5"}},
         lambda _: {"remote_prefiller": {"kv_request_id": "5"} | PEER},
         at_once=True,
-        sets=ONE,
     ),
     "llm-d-shared-storage": Proxy(
         LLMD.format("connector_shared_storage.go"),
         None,
         lambda _: None,
-        sets={"max_completion_tokens": 1, "cache_hit_threshold": 0},
-        drops=(),
     ),
     "dynamo": Proxy(
         "ai-dynamo 1.6.1 dynamo/vllm/kv_connector_protocols.py, handlers.py",
         COMPUTE | NOTHING,
         lambda told: told,
-        sets={"min_tokens": 1},
     ),
     "production-stack": Proxy(
         "vllm-project/production-stack src/vllm_router/services/request_service/request.py a6c01db0",
         COMPUTE | NOTHING,
         _elsewhere,
-        sets=ONE,
     ),
 }
