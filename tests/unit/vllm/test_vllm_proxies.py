@@ -74,6 +74,22 @@ def test_a_prompt_that_was_not_stored_whole_is_waited_for_by_nobody_who_is_told(
     assert at.server.may_wait is (proxy is PROXIES["vllm-toy-push"])
 
 
+def test_engines_that_await_others_need_no_word_of_a_proxy() -> None:
+    proxy = PROXIES["llm-d-shared-storage"]
+    at, other = (Bench(await_others=True, await_wait_s=5.0) for _ in range(2))
+    at.admit(request(tokens=TOKENS, kv_transfer_params=proxy.first))
+    at.step(r=TOKENS)
+    assert at.half.finished("r", [[3, 5]]) is None
+    assert len(at.server.pledges) == 1, "the answer is there before the stores have ended"
+    asked = request("s", tokens=TOKENS, kv_transfer_params=proxy.second(None))
+    other.hold(asked, chunks=2)
+    other.server.awaited = 1
+    assert other.half.match(asked, 0) == (None, False)
+    other.hold(asked, chunks=3)
+    other.server.awaited = 0
+    assert found(other, asked) == 3 * CHUNK
+
+
 @pytest.mark.parametrize(
     ("sent", "warned"),
     [
