@@ -87,7 +87,7 @@ class Endpoint:
         request = urllib.request.Request(
             self.base + path, json.dumps(body).encode(), {"Content-Type": "application/json", **headers}
         )
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=START_S) as answer:
             return str(answer.read().decode())
 
 

@@ -20,8 +20,7 @@ from kvclient.vllm.keys import Request
 
 log = logging.getLogger("vllm.kvserver.scheduler")
 
-NAMES = ("do_remote_decode", "do_remote_prefill", "remote_decoder", "remote_prefiller")
-EXCLUDED = "do_remote_decode or remote_decoder and do_remote_prefill or remote_prefiller exclude each other"
+SIDES = ("do_remote_decode", "remote_decoder", "do_remote_prefill", "remote_prefiller")
 
 
 class Said(NamedTuple):
@@ -54,7 +53,7 @@ class TransferParams:
             return self._absent("remote_decoder and remote_prefiller must be mappings or null", decoder, prefiller)
         decodes, prefills = decodes or decoder is not None, prefills or prefiller is not None
         if decodes and prefills:
-            return self._absent(EXCLUDED, *(params.get(name) for name in NAMES))
+            return self._absent(f"the first and the last two of {SIDES} exclude each other", *map(params.get, SIDES))
         if not prefills:
             return Said("producer" if decodes else "")
         tokens = params.get("remote_num_tokens")
