@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tests.e2e.engine import ENVIRONMENT, START_S
 from tests.process.harness import until
@@ -29,15 +30,17 @@ GREEDILY = {"model": "tiny", "max_tokens": 12, "temperature": 0, "ignore_eos": T
 class Endpoint:
     """The vLLM server's HTTP API."""
 
-    def __init__(self, port: int, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    def __init__(self, port: int, process: "subprocess.Popen[bytes]", log: Path, *, health: str = "/health") -> None:
+        """health: a page that is there as soon as the server is."""
         self.base = f"http://127.0.0.1:{port}"
         self._process = process
-        self._log = log
+        self._log, self._health = log, health
 
     def is_up(self) -> bool:
         assert self._process.poll() is None, self._log.read_text(errors="replace")[-6000:]
         try:
-            return bool(self._get("/health") == "")
+            self._get(self._health)
+            return True
         except (urllib.error.URLError, OSError):
             return False
 
@@ -53,6 +56,11 @@ class Endpoint:
         answer = self._post("/v1/completions", {**GREEDILY, "prompt": tokens, **more}, **chosen)
         found = json.loads(answer)["choices"][0]["logprobs"]
         return found["tokens"], found["token_logprobs"]
+
+    def answer(self, tokens: list[int], **more: object) -> dict[str, Any]:
+        """The whole answer to a request whose body has these further fields, and none besides."""
+        answer: dict[str, Any] = json.loads(self._post("/v1/completions", {"prompt": tokens, **more}))
+        return answer
 
     def stream(self, tokens: list[int]) -> list[str]:
         """The tokens of an answer that comes as a stream."""
@@ -79,7 +87,7 @@ class Endpoint:
         request = urllib.request.Request(
             self.base + path, json.dumps(body).encode(), {"Content-Type": "application/json", **headers}
         )
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=START_S) as answer:
             return str(answer.read().decode())
 
 

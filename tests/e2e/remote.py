@@ -43,10 +43,10 @@ class Remote:
         asked = [{"prompt_token_ids": prompt, **request} for prompt in prompts]
         return self._answers(asked, tokens, lora, kv_transfer_params=params)
 
-    def compute(self, prompt: list[int], params: dict[str, object]) -> object:
+    def compute(self, prompt: list[int], params: dict[str, object] | None) -> object:
         """Computes a prompt as a proxy's first engine. Returns the params that the proxy passes on."""
         sampling = vllm.SamplingParams(
-            temperature=0, max_tokens=1, detokenize=False, extra_args={"kv_transfer_params": params}
+            temperature=0, max_tokens=1, detokenize=False, extra_args={"kv_transfer_params": params} if params else None
         )
         (output,) = self._llm.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)
         return output.kv_transfer_params

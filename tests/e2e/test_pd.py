@@ -7,12 +7,13 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +26,8 @@ from tests.process.harness import Server, free_port, until
 
 pytestmark = pytest.mark.long
 
+TOY_PROXY = "KVSERVER_E2E_TOY_PROXY"
+"""Environment variable with the path of vLLM's toy_proxy_server.py, which is in no wheel."""
 LENGTH = 1900
 STEP_TOKENS = 64
 """So small that the prompt takes the prefill side thirty steps."""
@@ -106,6 +109,38 @@ def test_a_client_that_goes_away_ends_its_request_on_both_sides(pair: Pair) -> N
 def test_a_stream_has_the_tokens_of_an_answer_at_once(pair: Pair) -> None:
     wanted = pair.proxy.complete(prompt(4, LENGTH))
     assert pair.proxy.stream(prompt(4, LENGTH)) == wanted[0]
+
+
+@pytest.fixture
+def toy_proxy(pair: Pair) -> Iterator[Endpoint]:
+    if not (path := os.environ.get(TOY_PROXY)):
+        pytest.skip(f"{TOY_PROXY} names no proxy")
+    port, log = free_port(), pair.server.folder / "toy.log"
+    command = [sys.executable, path, "--port", str(port)]
+    for name, side in (("prefiller", pair.prefill), ("decoder", pair.decode)):
+        command += [f"--{name}-hosts", "127.0.0.1", f"--{name}-ports", side.base.rpartition(":")[2]]
+
+    def listens() -> bool:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return True
+        return False
+
+    with log.open("wb") as said, subprocess.Popen(command, stdout=said, stderr=said) as process:
+        try:
+            until("the toy proxy to be up", listens, START_S)
+            yield Endpoint(port, process, log)
+        finally:
+            process.kill()
+
+
+def test_vllms_toy_proxy_runs_unchanged(pair: Pair, toy_proxy: Endpoint) -> None:
+    """It waits for the prefill side's whole answer, and passes on what that one says."""
+    wanted = [pair.decode.complete(prompt(seed, LENGTH), **ALONE) for seed in (8, 9)]
+    computed, retrieved = pair.decode.metric(*COMPUTED), pair.decode.metric(RETRIEVED)
+    assert_same(toy_proxy.complete(prompt(8, LENGTH)), wanted[0])
+    assert toy_proxy.stream(prompt(9, LENGTH)) == wanted[1][0]
+    assert pair.decode.metric(RETRIEVED) - retrieved == 2 * whole_chunks(LENGTH)
+    assert pair.decode.metric(*COMPUTED) - computed == 2 * (LENGTH - whole_chunks(LENGTH))
 
 
 def test_a_prefill_side_that_hangs_changes_no_answer(pair: Pair) -> None:

@@ -14,5 +14,7 @@ __all__ = ["KvServerConnector"]
 
 def __getattr__(name: str) -> object:
     if name in __all__:
+        # vLLM comes here in each of its processes before it serves.
+        importlib.import_module("kvclient.vllm.transfer_params").tell_dynamo(name)
         return getattr(importlib.import_module("kvclient.vllm.connector"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,14 +2,16 @@
 
 Proxies of vLLM, llm-d and Dynamo send one request twice. The engine that computes the prompt gets do_remote_decode. It
 answers with params that the proxy passes on to the engine that decodes, with do_remote_prefill. Some proxies send both
-at once. remote_num_tokens says how much of the prompt the first engine has stored. The other keys say where its
-blocks are; here nobody reads them, because the server has the chunks under their own names.
+at once. remote_num_tokens says how much of the prompt the first engine has stored. llm-d has another pair of words,
+those of vLLM's own tier between peers: remote_decoder and remote_prefiller. The other keys say where blocks are; here
+nobody reads them, because the server has the chunks under their own names.
 
 Rule: whatever comes, no request fails because of it. What is not understood counts as absent, with one warning.
 """
 
 import logging
 import socket
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +19,8 @@ from kvclient.offload.values import Side
 from kvclient.vllm.keys import Request
 
 log = logging.getLogger("vllm.kvserver.scheduler")
+
+SIDES = ("do_remote_decode", "remote_decoder", "do_remote_prefill", "remote_prefiller")
 
 
 class Said(NamedTuple):
@@ -44,8 +48,12 @@ class TransferParams:
         decodes, prefills = params.get("do_remote_decode"), params.get("do_remote_prefill")
         if not isinstance(decodes, bool | None) or not isinstance(prefills, bool | None):
             return self._absent("do_remote_decode and do_remote_prefill must be true, false or null", decodes, prefills)
+        decoder, prefiller = params.get("remote_decoder"), params.get("remote_prefiller")
+        if not isinstance(decoder, Mapping | None) or not isinstance(prefiller, Mapping | None):
+            return self._absent("remote_decoder and remote_prefiller must be mappings or null", decoder, prefiller)
+        decodes, prefills = decodes or decoder is not None, prefills or prefiller is not None
         if decodes and prefills:
-            return self._absent("do_remote_decode and do_remote_prefill exclude each other", decodes, prefills)
+            return self._absent(f"the first and the last two of {SIDES} exclude each other", *map(params.get, SIDES))
         if not prefills:
             return Said("producer" if decodes else "")
         tokens = params.get("remote_num_tokens")
@@ -81,3 +89,16 @@ class TransferParams:
             types = [type(value).__name__ for value in came]
             log.warning("kv_transfer_params count as absent: %s; of these types came: %s", why, types)
         return Said()
+
+
+def tell_dynamo(connector: str) -> None:
+    """Have a worker of NVIDIA Dynamo send the connector the params of NIXL's.
+
+    A worker that prefills refuses the connectors that are not in its table. Beside NIXL's own connector, in
+    MultiConnector, the params stay that one's. Outside Dynamo, and with a table of another kind, this does nothing.
+    """
+    protocols = sys.modules.get("dynamo.vllm.kv_connector_protocols")
+    known = getattr(protocols, "KV_CONNECTOR_PROTOCOLS", None)
+    nixl = known.get("NixlConnector") if isinstance(known, dict) else None
+    if isinstance(known, dict) and isinstance(nixl, type):
+        known.setdefault(connector, type(f"{connector}Protocol", (nixl,), {"produces_kv_transfer_params": False}))
