@@ -304,6 +304,15 @@ def replicas_of(kv_config: Any, *, ranks: int, heads: int, contexts: int = 1) ->
     return max(1, ranks // heads) if heads else ranks
 
 
+def has_a_slot_for_each_head(spec: Any) -> bool:
+    """Whether a layer's cache has a dimension of its KV heads, and everything of a head lies under it.
+
+    Since 0.32 each backend says whether its kernels keep another order within a block. Older releases do not tell.
+    """
+    kinds = {base.__name__ for base in type(spec).__mro__}
+    return "MLAAttentionSpec" not in kinds and getattr(spec, "num_head_slots", 0) is None
+
+
 def page_orders(kv_config: Any, orders: Sequence[str], environment: Mapping[str, str]) -> str:
     """Order of the elements in a page, as the engine describes it, otherwise as its tensors show. orders: one per
     layer.
