@@ -19,8 +19,8 @@ pytestmark = pytest.mark.long
 
 SHARDS = 2
 """The model has two KV heads."""
-LENGTH = 900
-TOKENS = 8
+LENGTH = 600
+TOKENS = 5
 
 
 @contextmanager
@@ -43,30 +43,27 @@ def finds(running: Engine, seed: int) -> None:
 
 
 def stores(running: Engine, server: Server, seed: int) -> None:
-    """The prompt is computed, stored once, and comes back into other blocks of this engine."""
+    """The prompt is computed and stored once."""
+    until("the stores to end", lambda: settled(server))
     used = server.status().arena.used_bytes
     computed = running.generate([prompt(seed, LENGTH)], tokens=TOKENS)[0]
     assert computed.cached_tokens == 0
     until("the stores to end", lambda: settled(server))
     assert server.status().arena.used_bytes - used == whole_chunks(LENGTH) * LLAMA_BYTES
-    running.evict()
-    running.generate([prompt(50 + seed, 200)], tokens=2)  # now other blocks are free
-    found = running.generate([prompt(seed, LENGTH)], tokens=TOKENS)[0]
-    assert found.cached_tokens == whole_chunks(LENGTH)
-    assert_same(found, computed)
 
 
 def test_one_rank_finds_what_two_stored_and_two_what_one_stored(models: Path, server: Server) -> None:
-    with engine(models, server, ranks=2) as two:
-        stores(two, server, seed=1)
     with engine(models, server, ranks=1) as one:
-        finds(one, seed=1)
-        until("the stores to end", lambda: settled(server))
-        stores(one, server, seed=2)
         assert "self-test of the layout rank=0 passed" in one.log()
+        stores(one, server, seed=1)
+        one.evict()
+        one.generate([prompt(50, 200)], tokens=2)  # now other blocks are free
+        finds(one, seed=1)
     with engine(models, server, ranks=2) as two:
-        finds(two, seed=2)
         finds(two, seed=1)
+        stores(two, server, seed=2)
+    with engine(models, server, ranks=1) as one:
+        finds(one, seed=2)
 
 
 def test_a_number_of_shards_that_does_not_divide_the_heads_stops_the_engine_at_its_start(
