@@ -248,7 +248,7 @@ class _Memory:
         self._kv_caches = kv_caches
 
     def shard_runs(self, name: str, spec: Any) -> list[RegionRun]:
-        """Region runs of one layer's heads that belong to the shard. check_heads() has accepted the spec."""
+        """Region runs of one layer's heads that belong to the shard. check_head_shards() has accepted the spec."""
         assert self.shard is not None
         parts, heads = self._parts(name), spec.num_kv_heads
         shapes = [tuple(part.shape) for part in parts]
