@@ -521,6 +521,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             contexts=self._contexts,
             has_drafts=bool(_drafts(config)),
             is_portable=self._device == PORTABLE,
+            is_shuffled=versions.is_shuffled(os.environ),
         )
 
     def _buffers(self, layout: Layout) -> Sequence[Buffered]:

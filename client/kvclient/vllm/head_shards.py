@@ -23,7 +23,15 @@ STAGING_BYTES_MIN = STAGING_SEGMENTS * SEGMENT_BYTES_MIN
 
 
 def check_head_shards(
-    wanted: int, kv_config: Any, *, ranks: int, heads: int, contexts: int, has_drafts: bool, is_portable: bool
+    wanted: int,
+    kv_config: Any,
+    *,
+    ranks: int,
+    heads: int,
+    contexts: int,
+    has_drafts: bool,
+    is_portable: bool,
+    is_shuffled: bool,
 ) -> int:
     """The number of shards that one rank holds. RequestError names what the setting does not fit.
 
@@ -38,6 +46,8 @@ def check_head_shards(
         raise _refusal(wanted, "a draft model, whose heads may be divided in another way")
     if is_portable:
         raise _refusal(wanted, "device portable has one copy of every block; expected a device that shares its memory")
+    if is_shuffled:
+        raise _refusal(wanted, "VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT, by which the heads of a block are not apart")
     if heads % wanted:
         raise RequestError("settings", f"head_shards={wanted} must divide the model's {heads} KV heads")
     if wanted % ranks:

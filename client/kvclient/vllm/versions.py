@@ -321,8 +321,12 @@ def page_orders(kv_config: Any, orders: Sequence[str], environment: Mapping[str,
     """
     told = getattr(kv_config, "kv_cache_layout", None)
     shown = sorted(set(orders)) if len(set(orders)) == 1 else orders
-    is_shuffled = environment.get("VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT", "").lower() in ("true", "1")
-    return (str(told) if told is not None else ", ".join(shown)) + (" shuffled" if is_shuffled else "")
+    return (str(told) if told is not None else ", ".join(shown)) + (" shuffled" if is_shuffled(environment) else "")
+
+
+def is_shuffled(environment: Mapping[str, str]) -> bool:
+    """Whether kernels of ROCm keep an order within blocks that nothing else shows."""
+    return environment.get("VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT", "").lower() in ("true", "1")
 
 
 def hash_block_tokens(kv_config: Any, cache_config: Any, kv_cache_utils: Any) -> int:

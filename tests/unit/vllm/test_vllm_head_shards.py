@@ -155,7 +155,7 @@ def checked(wanted: int, *specs: Any, **other: Any) -> int:
     heads = other.pop("heads", 8)
     given = specs or (FullAttentionSpec(num_kv_heads=max(1, heads // ranks), num_head_slots=None),)
     config = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec) for spec in given])
-    usual = {"contexts": 1, "has_drafts": False, "is_portable": False}
+    usual = {"contexts": 1, "has_drafts": False, "is_portable": False, "is_shuffled": False}
     return check_head_shards(wanted, config, ranks=ranks, heads=heads, **{**usual, **other})
 
 
@@ -176,6 +176,7 @@ def test_the_setting_says_how_many_shards_a_rank_holds() -> None:
         (2, {"contexts": 2}, "decode_context_parallel_size=2"),
         (2, {"has_drafts": True}, "draft model"),
         (2, {"is_portable": True}, "portable"),
+        (2, {"is_shuffled": True}, "VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT"),
     ],
 )
 def test_a_setting_that_does_not_fit_is_refused_by_name(wanted: int, other: dict[str, Any], named: str) -> None:
