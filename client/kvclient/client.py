@@ -315,6 +315,7 @@ class Client:
         *,
         after: object = None,
         timeout_s: float | None = None,
+        beside: Sequence[Cache] = (),
     ) -> "Future[StoreResult]":
         """Store whole chunks [first_chunk, first_chunk + keys) of a prefix. `parent` is the key before them.
 
@@ -323,9 +324,11 @@ class Client:
 
         The blocks must not change before the future completes. Requests above the server's limits are cut in chain
         order, and end at the first part that is stored short. A store without keys and blocks completes at once.
+
+        beside: further caches of the same blocks, each with another shard of every chunk.
         """
         self._check_alive()
-        self._check_own(cache)
+        caches = self._own_caches(cache, beside)
         if not keys and not any(len(item.block_ids) for item in groups):
             nothing: Future[StoreResult] = _future()
             nothing.set_result(StoreResult(0, 0, 0, ""))
@@ -338,8 +341,8 @@ class Client:
         due_s = time.monotonic() + (self.timeouts.store_s if timeout_s is None else timeout_s)
         answer: Future[StoreResult] = _future()
         self.counters.add("stores")
-        why = self._begin_job(cache, link) or self._start(
-            self._job_slots, lambda: self._jobs.store(cache, parts, due_s, answer, after=after)
+        why = self._begin_job(caches, link) or self._start(
+            self._job_slots, lambda: self._jobs.store(caches, parts, due_s, answer, after=after), count=len(caches)
         )
         if why:
             self.counters.add("stores_short")
@@ -354,6 +357,7 @@ class Client:
         *,
         after: object = None,
         timeout_s: float | None = None,
+        beside: Sequence[Cache] = (),
     ) -> "Future[RetrieveResult]":
         """Fill blocks with leased bytes; a range may start and end inside a chunk.
 
@@ -364,9 +368,11 @@ class Client:
 
         Blocks of chunks on disk are filled part by part, while disks read the next part. So are those of chunks that
         another engine still computes.
+
+        beside: as in store(). ok says that the blocks hold the bytes of all these shards.
         """
         self._check_alive()
-        self._check_own(cache)
+        caches = self._own_caches(cache, beside)
         link = self._gate.link
         check_event(cache, after)
         packed = pack_groups(cache.spec, groups)
@@ -380,8 +386,10 @@ class Client:
         if link is not None and lease.incarnation != link.incarnation:
             why = "lease-lost"
         else:
-            why = self._begin_job(cache, link) or self._start(
-                self._job_slots, lambda: self._jobs.retrieve(cache, lease, parts, due_s, answer, after=after)
+            why = self._begin_job(caches, link) or self._start(
+                self._job_slots,
+                lambda: self._jobs.retrieve(caches, lease, parts, due_s, answer, after=after),
+                count=len(caches),
             )
         if why:
             self.counters.add("retrieves_failed")
@@ -451,19 +459,20 @@ class Client:
         if isinstance(trouble, Overdue | Lost) and self._gate.shut(trouble.why, link):
             self._loop.post(self._connection.probe)
 
-    def _begin_job(self, cache: Cache, link: Link | None) -> str:
-        """Take a slot for a job. Returns why there can be none now; empty on success."""
+    def _begin_job(self, caches: Sequence[Cache], link: Link | None) -> str:
+        """Take the slots for a job, one for each cache. Returns why there can be none now; empty on success."""
         if link is None:
             return self._why_shut()
-        if not cache.registered:
+        if not all(cache.registered for cache in caches):
             return "not-registered"
-        return "" if self._job_slots.take(link.limits.jobs_max - link.limits.jobs_max // SPARE_SHARE) else "busy"
+        most = link.limits.jobs_max - link.limits.jobs_max // SPARE_SHARE
+        return "" if self._job_slots.take(most, len(caches)) else "busy"
 
-    def _start(self, slots: Slots, conversation: Callable[[], Conversation]) -> str:
-        """Hand a taken slot to a conversation. On failure give it back and return why."""
+    def _start(self, slots: Slots, conversation: Callable[[], Conversation], count: int = 1) -> str:
+        """Hand taken slots to a conversation. On failure give them back and return why."""
         if self._loop.enter(conversation):
             return ""
-        slots.give()
+        slots.give(count)
         return "closed"
 
     def _call(self, request: Question, expects: type[R]) -> R:
@@ -486,6 +495,15 @@ class Client:
 
     def _why_shut(self) -> str:
         return "closed" if self._closed else self._gate.why or "connection-lost"
+
+    def _own_caches(self, cache: Cache, beside: Sequence[Cache]) -> list[Cache]:
+        """The caches of a job. RequestError if one is not ours, comes twice, or has blocks of other kinds."""
+        caches = [cache, *beside]
+        for one in caches:
+            self._check_own(one)
+        if len({one.name for one in caches}) != len(caches) or len({_blocks_of(one) for one in caches}) != 1:
+            raise RequestError("cache", f"{caches} must differ from each other and have the same groups of blocks")
+        return caches
 
     def _check_own(self, cache: Cache) -> None:
         if self._caches.get(cache.name) is not cache:
@@ -539,6 +557,12 @@ def _checked_path(socket: str | os.PathLike[str]) -> str:
             "socket", f"{local_path(path)!r} has {len(encoded)} bytes; a Unix socket has at most {UNIX_PATH_BYTES_MAX}"
         )
     return path
+
+
+def _blocks_of(cache: Cache) -> tuple[object, ...]:
+    """What caches of the same blocks have in common."""
+    spec = cache.spec
+    return spec.chunk_tokens, *((group.kind, group.block_tokens, group.blocks) for group in spec.groups)
 
 
 def _wrong_namespace(namespace: bytes) -> RequestError:

@@ -206,7 +206,7 @@ class Rig:
             for memory, worker in zip(self.memories, self.workers, strict=True):
                 worker.register_kv_caches(memory.kv_caches(), memory.transfer_tensors(), num_blocks=self.shape.blocks)
         for worker in self.workers if self._is_served and not self._is_late else ():
-            assert worker._worker._half._cache.wait_registered(WAIT_S)
+            assert worker._worker._half._caches[0].wait_registered(WAIT_S)
 
     @property
     def _is_served(self) -> bool:
@@ -356,7 +356,7 @@ class Rig:
     def reconnect(self) -> None:
         """Waits until scheduler and workers are connected to the server again, and registered."""
         self.until("the server to be back", lambda: self.connector._half._exchange._client.connected)
-        caches = [worker._worker._half._cache for worker in self.workers]
+        caches = [worker._worker._half._caches[0] for worker in self.workers]
         self.until("the caches to be registered", lambda: all(cache.registered for cache in caches))
 
     def dispatch(self, step: Any) -> None:

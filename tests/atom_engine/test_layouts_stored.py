@@ -77,7 +77,7 @@ def test_a_rank_never_gets_the_bytes_of_another(make_rig: Callable[..., Rig]) ->
     """Ranks of MHA hold different heads, so each has its own shard; for MLA one shard is stored for all."""
     for form, shards in (("mha", 2), ("mla", 1)):
         rig = make_rig(model=f"shards {form}", shape=Shape(form), tensor=2)
-        groups = [worker._worker._half._cache.spec.groups[0] for worker in rig.workers]
+        groups = [worker._worker._half._caches[0].spec.groups[0] for worker in rig.workers]
         assert [(group.shards, group.shard, group.writers, group.writer) for group in groups] == (
             [(2, 0, 1, 0), (2, 1, 1, 0)] if shards == 2 else [(1, 0, 2, 0), (1, 0, 2, 1)]
         )
@@ -86,4 +86,4 @@ def test_a_rank_never_gets_the_bytes_of_another(make_rig: Callable[..., Rig]) ->
 def test_equal_layouts_are_equal_runs_however_many_layers_there_are(make_rig: Callable[..., Rig]) -> None:
     """ATOM's one tensor for all layers is one run per part. Scenario: dense_backend_registers_dense_kv_byte_codec."""
     rig = make_rig(shape=Shape("mha-fp8", layers=7))
-    assert len(rig.workers[0]._worker._half._cache.spec.groups[0].regions) == 4
+    assert len(rig.workers[0]._worker._half._caches[0].spec.groups[0].regions) == 4

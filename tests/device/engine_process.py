@@ -186,9 +186,15 @@ class Remote:
         self._future: Future[Any] | None = None
         self._where: list[Blocks] = []
         self._story = Prompt(b"")
+        self._shards = 1
         self.driver = self.DRIVER("rocm" if vendor == "rocm" else "cuda", library, ordinal)
         if cache:
             self.open(**cache)
+
+    def open_in_shards(self, shape: str, mode: str, inset: int, shards: int) -> None:
+        """Makes a cache for each of so many shards of the heads, all of the same memory."""
+        self._shards = shards
+        self.open(shape, mode, inset)
 
     def open(
         self, shape: str, mode: str = "staged", inset: int = 0, staging_bytes: int = STAGING_BYTES, vmm: bool = False
@@ -196,10 +202,10 @@ class Remote:
         """Makes a cache and a client for it. `vmm`: use memory that cannot be exported."""
         self._shape = self.SHAPES[shape]()
         self.pool = Pool(self.driver, self._shape, inset, vmm)
-        self.namespace = namespace_digest({"model": "device tests", "shape": shape})
+        self.namespace = namespace_digest({"model": "device tests", "shape": shape, "shards": self._shards})
         epoch = random.getrandbits(40)
         self._client = Client(self._path, engine=self._name, epoch=epoch, ranks=1, rank=0, timeouts=PATIENT)
-        buffers, groups = self._shape.registration(self.pool.addresses)
+        buffers, groups = self._shape.registration(self.pool.addresses, shards=self._shards)
         spec = CacheSpec(
             name="kv",
             namespace=self.namespace,
@@ -213,6 +219,11 @@ class Remote:
         )
         self._spec = self._as_told(spec)
         self._cache = self._client.register_cache(self._spec)
+        self._beside = [
+            self._client.register_cache(replace(self._spec, name=f"kv.{shard}", groups=groups))
+            for shard in range(1, self._shards)
+            for _, groups in [self._shape.registration(self.pool.addresses, shards=self._shards, shard=shard)]
+        ]
 
     def _as_told(self, spec: CacheSpec) -> CacheSpec:
         """The spec passed to the client."""
@@ -259,7 +270,8 @@ class Remote:
     def ready(self, within_s: float = WAIT_S) -> int:
         """Waits until registered; returns its pid."""
         assert self._client.wait_connected(within_s), "not connected"
-        assert self._cache.wait_registered(within_s), f"not registered: {self._cache.problem!r}"
+        for cache in (self._cache, *self._beside):
+            assert cache.wait_registered(within_s), f"not registered: {cache.problem!r}"
         return os.getpid()
 
     def is_registered(self) -> bool:
@@ -298,7 +310,7 @@ class Remote:
         where = self._place(story)
         part = [Blocks(group, first_block, list(ids)[first_block : first_block + blocks]) for group, _, ids in where]
         self.pool.spoil(where)
-        result = self._client.retrieve(self._cache, found.lease, part).result(WAIT_S)
+        result = self._client.retrieve(self._cache, found.lease, part, beside=self._beside).result(WAIT_S)
         assert result.ok, result
         self.pool.expect(story, part)
         wrong = self.pool.wrong()
@@ -314,7 +326,14 @@ class Remote:
             after = self.driver.event()
             self.driver.record(after, self.driver.stream())
         self._future = self._client.store(
-            self._cache, 0, b"", self._story.keys, self._where, after=after, timeout_s=timeout_s
+            self._cache,
+            0,
+            b"",
+            self._story.keys,
+            self._where,
+            after=after,
+            timeout_s=timeout_s,
+            beside=self._beside,
         )
 
     def begin_retrieve(self, seed: int, chunks: int, timeout_s: float | None = None) -> int:
@@ -329,7 +348,7 @@ class Remote:
         return found.chunks
 
     def _begin_retrieve(self, lease: Lease, timeout_s: float | None) -> "Future[Any]":
-        return self._client.retrieve(self._cache, lease, self._where, timeout_s=timeout_s)
+        return self._client.retrieve(self._cache, lease, self._where, timeout_s=timeout_s, beside=self._beside)
 
     def is_done(self) -> bool:
         assert self._future is not None

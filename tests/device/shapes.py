@@ -11,7 +11,7 @@ from math import prod
 from typing import NamedTuple
 
 from kvclient import DeviceBuffer, GroupSpec, full_group
-from kvclient.memory.layouts import describe
+from kvclient.memory.layouts import Heads, extent, region_runs
 
 BLOCK_TOKENS = 5
 BLOCKS = 23
@@ -120,8 +120,13 @@ class Shape:
     def blocks_per_chunk(self, group: int) -> int:
         return CHUNK_TOKENS // self.block_tokens[group]
 
-    def registration(self, addresses: Sequence[int]) -> tuple[list[DeviceBuffer], list[GroupSpec]]:
-        """Buffers and groups as an engine registers them. `addresses`: of the allocations."""
+    def registration(
+        self, addresses: Sequence[int], *, shards: int = 1, shard: int = 0
+    ) -> tuple[list[DeviceBuffer], list[GroupSpec]]:
+        """Buffers and groups as an engine registers them. `addresses`: of the allocations.
+
+        shards: that the heads are divided into, each with a cache of the same memory.
+        """
         buffers: list[DeviceBuffer] = []
         groups = []
         for group in range(self.groups):
@@ -130,12 +135,27 @@ class Shape:
                 if tensor.group != group:
                     continue
                 placed = Placed(tensor, addresses[tensor.allocation] + tensor.offset)
-                described = describe(
-                    [placed], blocks=self.blocks[group], block_dim=tensor.block_axis, first_buffer=len(buffers)
+                heads = None
+                if shards > 1:
+                    ends = [HEADS * number // shards for number in (shard, shard + 1)]
+                    heads = Heads(tensor.shape.index(HEADS), *ends)
+                regions += region_runs(
+                    placed,
+                    buffer=len(buffers),
+                    blocks=self.blocks[group],
+                    block_dim=tensor.block_axis,
+                    heads=heads,
                 )
-                buffers += [DeviceBuffer(*extent) for extent in described.extents]
-                regions += described.regions
-            groups.append(full_group(block_tokens=self.block_tokens[group], blocks=self.blocks[group], regions=regions))
+                buffers.append(DeviceBuffer(*extent(placed)))
+            groups.append(
+                full_group(
+                    block_tokens=self.block_tokens[group],
+                    blocks=self.blocks[group],
+                    regions=regions,
+                    shards=shards,
+                    shard=shard,
+                )
+            )
         return buffers, groups
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.device.conftest import DeviceServer, seen_by_children
 from tests.device.engine_process import DeviceWorker
-from tests.device.shapes import SHAPES
+from tests.device.shapes import HEADS, SHAPES
 from tests.device.simulated import Machine, Vendor
 
 MODES = ("staged", "server-gather", "direct")
@@ -51,6 +51,23 @@ def test_bytes_are_the_same(workers: Workers, shape: str) -> None:
         for seed in range(len(MODES)):
             assert worker.call("retrieve", seed, chunks) == chunks
         worker.call("retrieve_part", 0, chunks, 2, 4)
+        assert worker.call("wrong") == 0
+        worker.call("close")
+
+
+@pytest.mark.parametrize("shape", ["kv_first", "kv_first_hnd"])
+def test_the_shards_of_a_ranks_heads_together_are_all_of_its_bytes(workers: Workers, shape: str) -> None:
+    """A cache for each head, all of the same memory, each with staging and a ring of its own."""
+    for mode, worker in workers.items():
+        worker.call("open_in_shards", shape, mode, 13 * 16, HEADS)
+    for seed, worker in enumerate(workers.values()):
+        worker.call("ready")
+        stored = worker.call("store", seed, 4)
+        assert (stored["chunks"], stored["why"]) == (4, "")
+    for worker in workers.values():
+        for seed in range(len(MODES)):
+            assert worker.call("retrieve", seed, 4) == 4
+        worker.call("retrieve_part", 0, 4, 2, 4)
         assert worker.call("wrong") == 0
         worker.call("close")
 

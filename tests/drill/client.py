@@ -4,6 +4,7 @@ from tests.drill.bugs import Bug
 from tests.drill.copies import Copy, noticed_by
 
 UNIT_TESTS = ("tests/unit/client", "tests/unit/vllm")
+SHARD_TESTS = ("tests/unit/vllm/test_vllm_head_shards.py", "tests/unit/client/test_client_beside.py")
 
 KVCLIENT = "client/kvclient"
 TRANSPORT, VLLM = f"{KVCLIENT}/transport", f"{KVCLIENT}/vllm"
@@ -20,6 +21,110 @@ def hunt(copy: Copy) -> str:
 
 BUGS = (
     # ------------------------------------------------------------ P1: no bytes but those stored under that key
+    Bug(
+        "P1",
+        "every shard of a rank is its first heads",
+        f"{KVCLIENT}/memory/layouts.py",
+        r"start_bytes = heads\.begin \* head\.stride_bytes",
+        r"start_bytes = 0",
+        SHARD_TESTS,
+    ),
+    Bug(
+        "P1",
+        "a page of a rank that holds one shard reaches beyond its heads",
+        f"{KVCLIENT}/memory/layouts.py",
+        r"axis\.stride_bytes < head\.stride_bytes",
+        r"axis.stride_bytes <= head.stride_bytes",
+        SHARD_TESTS,
+    ),
+    Bug(
+        "P1",
+        "heads that lie apart are joined where a rank holds no others of the shard",
+        f"{KVCLIENT}/memory/layouts.py",
+        r"may_join = bool\(joined\) and axis is not head and joined\[-1\] is not head",
+        r"may_join = bool(joined)",
+        SHARD_TESTS,
+    ),
+    Bug(
+        "P1",
+        "layers whose regions go on evenly on some ranks alone are joined",
+        f"{VLLM}/layout.py",
+        r" or \(is_shard and runs\[0\]\.regions > 1\)",
+        r"",
+        SHARD_TESTS,
+    ),
+    Bug(
+        "P1",
+        "the shards of a rank are numbered from the last one",
+        f"{VLLM}/head_shards.py",
+        r"rank=rank \* here \+ number",
+        r"rank=rank * here + here - 1 - number",
+        SHARD_TESTS,
+    ),
+    Bug(
+        "P1",
+        "the shards of ranks are dealt out in turn",
+        f"{VLLM}/head_shards.py",
+        r"rank=rank \* here \+ number",
+        r"rank=rank + number * ranks",
+        SHARD_TESTS,
+    ),
+    Bug(
+        "P1",
+        "backends that keep another order within a block may divide heads",
+        f"{VLLM}/versions.py",
+        r'getattr\(spec, "num_head_slots", 0\) is None',
+        r'hasattr(spec, "num_head_slots")',
+        SHARD_TESTS,
+    ),
+    Bug(
+        "P1",
+        "a chunk is stored when one shard is",
+        JOBS,
+        r"least = min\(shards, key=lambda result: result\.chunks\)",
+        r"least = max(shards, key=lambda result: result.chunks)",
+        SHARD_TESTS,
+    ),
+    Bug(
+        "P1",
+        "blocks are right as far as the first shard that failed is",
+        JOBS,
+        r"least = min\(failed, key=lambda result: result\.right_chunks\) if failed else shards\[0\]",
+        r"least = next(iter(failed), shards[0])",
+        SHARD_TESTS,
+    ),
+    Bug(
+        "P1",
+        "a retrieve has succeeded when its first shard has",
+        JOBS,
+        r"failed = \[result for result in shards if not result\.ok\]",
+        r"failed = [result for result in shards[:1] if not result.ok]",
+        SHARD_TESTS,
+    ),
+    Bug(
+        "P1",
+        "a namespace is told when the first shard is registered",
+        f"{KVCLIENT}/offload/worker.py",
+        r"all\(cache\.registered for cache in self\._caches\)",
+        r"self._caches[:1] and self._caches[0].registered",
+        ("tests/unit/offload/test_offload_worker.py",),
+    ),
+    Bug(
+        "P8",
+        "the first shard of a rank ends the lease",
+        JOBS,
+        r"more=not is_last or cache is not caches\[-1\]",
+        r"more=not is_last",
+        SHARD_TESTS,
+    ),
+    Bug(
+        "P2",
+        "a job of several shards takes one slot",
+        f"{KVCLIENT}/client.py",
+        r"self\._job_slots\.take\(most, len\(caches\)\)",
+        r"self._job_slots.take(most)",
+        SHARD_TESTS,
+    ),
     Bug(
         "P1",
         "a job ends before all its parts have",

@@ -47,6 +47,14 @@ class Described(NamedTuple):
     regions: list[RegionRun]
 
 
+class Heads(NamedTuple):
+    """Heads [begin, end) of those that a tensor holds in dimension `dim`."""
+
+    dim: int
+    begin: int
+    end: int
+
+
 class Axis(NamedTuple):
     size: int
     stride_bytes: int
@@ -76,8 +84,13 @@ def extent(tensor: Tensor) -> Extent:
     return Extent(tensor.data_ptr(), (last + 1) * tensor.element_size())
 
 
-def region_runs(tensor: Tensor, *, buffer: int, blocks: int, block_dim: int | None = None) -> list[RegionRun]:
+def region_runs(
+    tensor: Tensor, *, buffer: int, blocks: int, block_dim: int | None = None, heads: Heads | None = None
+) -> list[RegionRun]:
     """The regions of one tensor, first dimension outermost. Offsets count from its first byte.
+
+    heads: the regions of these heads alone. A page then ends where they end, and heads are joined with nothing outside
+    of them. So as many heads have the same regions and pages in a tensor of any number of heads.
 
     RequestError("layout") if no dimension, or more than one, can count blocks, or if two elements share memory.
     """
@@ -89,13 +102,17 @@ def region_runs(tensor: Tensor, *, buffer: int, blocks: int, block_dim: int | No
     index = _block_dimension(tensor.shape, blocks, block_dim)
     tokens, stride_bytes = axes[index].size // blocks, axes[index].stride_bytes
     inside = [*axes[:index], Axis(tokens, stride_bytes), *axes[index + 1 :]]
-    page_bytes, outside = _dense(item_bytes, [axis for axis in inside if axis.size > 1])
-    *outer, innermost = _joined(outside) or [Axis(1, 0)]
+    start_bytes, head = 0, None
+    if heads is not None:
+        head = inside[heads.dim] = Axis(heads.end - heads.begin, axes[heads.dim].stride_bytes)
+        start_bytes = heads.begin * head.stride_bytes
+    page_bytes, outside = _dense(item_bytes, [axis for axis in inside if axis.size > 1], head)
+    *outer, innermost = _joined(outside, head) or [Axis(1, 0)]
     starts = product(*(range(0, size * stride, stride) for size, stride in outer))
     return [
         RegionRun(
             buffer=buffer,
-            offset=sum(start),
+            offset=start_bytes + sum(start),
             regions=innermost.size,
             region_stride=innermost.stride_bytes,
             block_stride=tokens * stride_bytes,
@@ -142,20 +159,25 @@ def _block_dimension(shape: Sequence[int], blocks: int, block_dim: int | None) -
     return block_dim
 
 
-def _dense(item_bytes: int, axes: list[Axis]) -> tuple[int, list[Axis]]:
-    """Number of bytes around an element without a gap, and the dimensions outside of them."""
+def _dense(item_bytes: int, axes: list[Axis], head: Axis | None) -> tuple[int, list[Axis]]:
+    """Number of bytes around an element without a gap, and the dimensions outside of them.
+
+    head: the bytes do not reach beyond this dimension.
+    """
     dense_bytes = item_bytes
-    while (following := next((axis for axis in axes if axis.stride_bytes == dense_bytes), None)) is not None:
-        axes = [axis for axis in axes if axis is not following]
+    inner = [axis for axis in axes if head is None or axis is head or axis.stride_bytes < head.stride_bytes]
+    while (following := next((axis for axis in inner if axis.stride_bytes == dense_bytes), None)) is not None:
+        axes, inner = ([axis for axis in some if axis is not following] for some in (axes, inner))
         dense_bytes *= following.size
     return dense_bytes, axes
 
 
-def _joined(axes: list[Axis]) -> list[Axis]:
-    """Join neighbouring dimensions that step evenly."""
+def _joined(axes: list[Axis], head: Axis | None) -> list[Axis]:
+    """Join neighbouring dimensions that step evenly, except `head` with any other."""
     joined: list[Axis] = []
     for axis in axes:
-        if joined and joined[-1].stride_bytes == axis.size * axis.stride_bytes:
+        may_join = bool(joined) and axis is not head and joined[-1] is not head
+        if may_join and joined[-1].stride_bytes == axis.size * axis.stride_bytes:
             joined[-1] = Axis(joined[-1].size * axis.size, axis.stride_bytes)
         else:
             joined.append(axis)

@@ -89,9 +89,15 @@ class GuardedWorker:
     def is_inert(self) -> bool:
         return self._guard.tripped
 
-    def register(self, spec: CacheSpec, namespace: "Future[bytes]", facts: Mapping[str, object]) -> None:
+    def register(
+        self,
+        spec: CacheSpec,
+        namespace: "Future[bytes]",
+        facts: Mapping[str, object],
+        beside: Sequence[CacheSpec] = (),
+    ) -> None:
         """As Worker.register(). facts: what the namespace is made of, for the log."""
-        self._half.register(spec, namespace)
+        self._half.register(spec, namespace, beside)
         self._log.info(
             "cache described namespace=%s chunk_tokens=%d groups=%s facts=%s",
             self.namespace.hex()[:16] or "later",

@@ -34,26 +34,30 @@ class Worker:
         self._rank = rank
         self._event = event
         self._log = log
-        self._cache: Cache | None = None
+        self._caches: list[Cache] = []
         self._namespace: Future[bytes] | None = None
         self._has_told = False
         self._stores: Sequence[StoreOrder] = ()
         self._said: set[str] = set()
 
-    def register(self, spec: CacheSpec, namespace: "Future[bytes]") -> None:
+    def register(self, spec: CacheSpec, namespace: "Future[bytes]", beside: Sequence[CacheSpec] = ()) -> None:
         """Register the cache, and wait a moment for namespace and server, so that the first requests hit.
 
         Every job is a miss until both are there. The spec's own namespace is ignored. A cache registered earlier is
         unregistered first, because its memory no longer belongs to the engine.
+
+        beside: further specs of the same blocks, each of another shard. Every job is for all of them.
         """
         self.unregister()
         self._namespace, self._has_told = namespace, False
-        self._cache = self._client.register_cache(spec, namespace=namespace)
+        for one in (spec, *beside):
+            self._caches.append(self._client.register_cache(one, namespace=namespace))
         self.ends.begin_cache([spec.chunk_tokens // group.block_tokens for group in spec.groups])
         try:
             is_connected = self._client.wait_connected(CONNECT_S)
             if wait([namespace], CONNECT_S).done and is_connected:
-                self._cache.wait_registered(REGISTER_S)
+                for cache in self._caches:
+                    cache.wait_registered(REGISTER_S)
         except KvError:
             self._say_problems()
 
@@ -70,8 +74,8 @@ class Worker:
         Otherwise empty. If the scheduler knew the namespace earlier, its lookups would find chunks that cannot be
         retrieved.
         """
-        is_ready = self._cache is not None and (self._cache.registered or not self._client.connected)
-        if self._has_told or not is_ready or not self.namespace:
+        is_ready = all(cache.registered for cache in self._caches) or not self._client.connected
+        if self._has_told or not (self._caches and is_ready and self.namespace):
             return b""
         self._has_told = True
         return self.namespace
@@ -82,10 +86,11 @@ class Worker:
         Waits until nobody writes the memory and the server has let it go, at most REGISTER_S. Jobs fail until the next
         register().
         """
-        cache, self._cache = self._cache, None
-        if cache is not None:
+        caches, self._caches = self._caches, []
+        leaving = [self._client.unregister(cache) for cache in caches]
+        for left in leaving:
             with suppress(TimeoutError, CancelledError):  # a server that does not answer lets the memory go when it can
-                self._client.unregister(cache).result(REGISTER_S)
+                left.result(REGISTER_S)
 
     # ---------------------------------------------------------------- each step
 
@@ -122,11 +127,11 @@ class Worker:
     # ---------------------------------------------------------------- helpers
 
     def _retrieve(self, order: RetrieveOrder, after: object) -> None:
-        why = order.refused or ("" if self._cache is not None else "not-registered")
+        why = order.refused or ("" if self._caches else "not-registered")
         self._begin(
             order,
-            lambda cache: self._client.retrieve(
-                cache, order.lease, order.blocks, after=after, timeout_s=order.wait_s or None
+            lambda cache, beside: self._client.retrieve(
+                cache, order.lease, order.blocks, after=after, timeout_s=order.wait_s or None, beside=beside
             ),
             otherwise=RetrieveResult(False, 0, why),
         )
@@ -134,26 +139,26 @@ class Worker:
     def _store(self, order: StoreOrder, after: object) -> None:
         self._begin(
             order,
-            lambda cache: self._client.store(
-                cache, order.first_chunk, order.parent, order.keys, order.blocks, after=after
+            lambda cache, beside: self._client.store(
+                cache, order.first_chunk, order.parent, order.keys, order.blocks, after=after, beside=beside
             ),
-            otherwise=StoreResult(0, 0, 0, "" if self._cache is not None else "not-registered"),
+            otherwise=StoreResult(0, 0, 0, "" if self._caches else "not-registered"),
         )
 
     def _begin(
         self,
         order: RetrieveOrder | StoreOrder,
-        begin: Callable[[Cache], "Future[Any]"],
+        begin: Callable[[Cache, Sequence[Cache]], "Future[Any]"],
         *,
         otherwise: RetrieveResult | StoreResult,
     ) -> None:
         """Begin a job. otherwise: the result of a failure. If it has a reason already, the job does not begin."""
         self.ends.begin(order.job)
-        if otherwise.why or self._cache is None:
+        if otherwise.why or not self._caches:
             self.ends.end(order.job, otherwise)
             return
         try:
-            future = begin(self._cache)
+            future = begin(self._caches[0], self._caches[1:])
         except KvError as problem:
             self._log.error("job refused request=%s %s", order.request, problem)
             self.ends.end(order.job, otherwise._replace(why=problem.code))
@@ -173,7 +178,7 @@ class Worker:
 
     def _say_problems(self) -> None:
         """Log each refusal once. The engine runs on without the cache."""
-        for problem in (self._client.problem, self._cache.problem if self._cache is not None else None):
+        for problem in (self._client.problem, *(cache.problem for cache in self._caches)):
             if problem is not None and str(problem) not in self._said:
                 self._said.add(str(problem))
                 self._log.error("no cache rank=%d %s", self._rank, problem)

@@ -97,14 +97,14 @@ class Slots:
         self._taken = 0
         self._lock = threading.Lock()
 
-    def take(self, most: int) -> bool:
+    def take(self, most: int, count: int = 1) -> bool:
         with self._lock:
-            if self._taken >= most:
+            if self._taken + count > most:
                 return False
-            self._taken += 1
+            self._taken += count
             return True
 
-    def give(self) -> None:
+    def give(self, count: int = 1) -> None:
         with self._lock:
-            assert self._taken > 0
-            self._taken -= 1
+            assert self._taken >= count
+            self._taken -= count

@@ -9,7 +9,7 @@ happens to the deadline, the session or the server.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -46,7 +46,10 @@ R = TypeVar("R", StoreResult, RetrieveResult)
 
 
 class Jobs:
-    """The conversations of stores and retrieves. Each takes over a slot and completes its future in every case."""
+    """The conversations of stores and retrieves. Each takes over its slots and completes its future in every case.
+
+    caches: of the same blocks, each with another shard of every chunk. A job has a slot for each.
+    """
 
     def __init__(self, connection: Connection, counters: Counters, slots: Slots) -> None:
         self._connection = connection
@@ -57,14 +60,20 @@ class Jobs:
     # ---------------------------------------------------------------- store
 
     async def store(
-        self, cache: Cache, parts: list[StorePart], due_s: float, answer: "Future[StoreResult]", *, after: object = None
+        self,
+        caches: Sequence[Cache],
+        parts: list[StorePart],
+        due_s: float,
+        answer: "Future[StoreResult]",
+        *,
+        after: object = None,
     ) -> None:
         """Store the parts in chain order, up to the first that is stored short."""
         total = StoreResult(0, 0, 0, "client-bug")
         problem: RequestError | None = None
         try:
-            why = await self._happened(cache, after, due_s)
-            total = StoreResult(0, 0, 0, why) if why else await self._store_parts(cache, parts, due_s)
+            why = await self._happened(caches[0], after, due_s)
+            total = StoreResult(0, 0, 0, why) if why else await self._store_parts(caches, parts, due_s)
         except RequestError as error:
             problem = error
         finally:
@@ -72,19 +81,22 @@ class Jobs:
             self._counters.add("bytes_stored", total.bytes)
             if problem is not None or total.why:
                 self._counters.add("stores_short")
-            self._complete(answer, total, problem)
+            self._complete(answer, total, problem, slots=len(caches))
 
-    async def _store_parts(self, cache: Cache, parts: list[StorePart], due_s: float) -> StoreResult:
+    async def _store_parts(self, caches: Sequence[Cache], parts: list[StorePart], due_s: float) -> StoreResult:
         """Sum up the parts' results. Chunks after a part that was stored short are not counted, though they may be
         written."""
 
+        nothing = StoreResult(0, 0, 0, "client-bug")
+
         async def begin(index: int) -> StoreResult:
-            return await self._store_part(cache, parts[index], due_s)
+            shards = [self._store_part(cache, parts[index], due_s) for cache in caches]
+            return _stored_by_all(await self._beside(shards, nothing))
 
         def is_whole(index: int, result: StoreResult) -> bool:
             return result.chunks == parts[index].chunks
 
-        results = await self._in_parts(cache, len(parts), begin, is_whole, StoreResult(0, 0, 0, "client-bug"))
+        results = await self._in_parts(caches, len(parts), begin, is_whole, nothing)
         leading = next((index for index, result in enumerate(results) if not is_whole(index, result)), len(results) - 1)
         return StoreResult(
             sum(result.chunks for result in results[: leading + 1]),
@@ -126,7 +138,7 @@ class Jobs:
 
     async def retrieve(
         self,
-        cache: Cache,
+        caches: Sequence[Cache],
         lease: Lease,
         parts: list[list[GroupBlocks]],
         due_s: float,
@@ -137,35 +149,41 @@ class Jobs:
         result = RetrieveResult(False, 0, "client-bug")
         problem: RequestError | None = None
         try:
-            why = await self._happened(cache, after, due_s)
-            result = RetrieveResult(False, 0, why) if why else await self._retrieve_parts(cache, lease, parts, due_s)
+            why = await self._happened(caches[0], after, due_s)
+            result = RetrieveResult(False, 0, why) if why else await self._retrieve_parts(caches, lease, parts, due_s)
         except RequestError as error:
             problem = error
         finally:
             self._counters.add("bytes_retrieved", result.bytes)
             if not result.ok:
                 self._counters.add("retrieves_failed")
-            self._complete(answer, result, problem)
+            self._complete(answer, result, problem, slots=len(caches))
 
     async def _retrieve_parts(
-        self, cache: Cache, lease: Lease, parts: list[list[GroupBlocks]], due_s: float
+        self, caches: Sequence[Cache], lease: Lease, parts: list[list[GroupBlocks]], due_s: float
     ) -> RetrieveResult:
+        nothing = RetrieveResult(False, 0, "client-bug")
+
         async def begin(index: int) -> RetrieveResult:
-            return await self._retrieve_part(cache, lease, parts[index], due_s, more=index + 1 < len(parts))
+            is_last = index + 1 == len(parts)
+            shards = [
+                self._retrieve_part(cache, lease, parts[index], due_s, more=not is_last or cache is not caches[-1])
+                for cache in caches
+            ]
+            return _retrieved_by_all(await self._beside(shards, nothing))
 
         def is_whole(index: int, result: RetrieveResult) -> bool:
             return result.ok
 
         ahead = AWAITED_AHEAD_MAX if lease.awaited else PARTS_AHEAD_MAX
-        nothing = RetrieveResult(False, 0, "client-bug")
-        results = await self._in_parts(cache, len(parts), begin, is_whole, nothing, ahead=ahead)
+        results = await self._in_parts(caches, len(parts), begin, is_whole, nothing, ahead=ahead)
         done = sum(result.bytes for result in results)
         index = next((index for index, result in enumerate(results) if not result.ok), None)
         if index is None:
             return RetrieveResult(True, done, "")
         failed = results[index]._replace(bytes=done)
         if failed.why == "not-coming":  # all parts before it are whole
-            failed = failed._replace(right_chunks=_first_chunk(cache, parts[index]))
+            failed = failed._replace(right_chunks=_first_chunk(caches[0], parts[index]))
         return failed
 
     async def _retrieve_part(
@@ -235,7 +253,7 @@ class Jobs:
 
     async def _in_parts(
         self,
-        cache: Cache,
+        caches: Sequence[Cache],
         count: int,
         begin: Callable[[int], Coroutine[Waiter, Any, R]],
         is_whole: Callable[[int, R], bool],
@@ -255,7 +273,7 @@ class Jobs:
         problem: RequestError | None = None
         begun, whole = 0, True
         while running or (whole and begun < count):
-            while whole and begun < count and (not running or self._may_go_ahead(cache, len(running), ahead)):
+            while whole and begun < count and (not running or self._may_go_ahead(caches, len(running), ahead)):
                 running.append(self._begin_part(begin(begun), nothing))
                 begun += 1
             try:
@@ -269,11 +287,29 @@ class Jobs:
             raise problem
         return results
 
-    def _may_go_ahead(self, cache: Cache, running: int, ahead: int) -> bool:
+    def _may_go_ahead(self, caches: Sequence[Cache], running: int, ahead: int) -> bool:
         """Whether another part may begin beside a running one. Slots bound only the first part of each job."""
-        session = cache.registration.session if cache.registration is not None else None
-        spare = session.welcome.limits.jobs_max // SPARE_SHARE if session is not None else 0
-        return running < ahead and self._parts_running <= spare
+        registration = caches[0].registration
+        spare = registration.session.welcome.limits.jobs_max // SPARE_SHARE if registration is not None else 0
+        return running < ahead and self._parts_running <= spare // len(caches)
+
+    async def _beside(self, shards: list[Coroutine[Waiter, Any, R]], nothing: R) -> list[R]:
+        """The results of all shards of a part, begun in their order. Returns when all have ended."""
+        if len(shards) == 1:
+            return [await shards[0]]
+        running = [Waiter() for _ in shards]
+        for shard, ended in zip(shards, running, strict=True):
+            self._connection.loop.start(self._settle_part(shard, nothing, ended))
+        results: list[R] = []
+        problem: RequestError | None = None
+        for ended in running:
+            try:
+                results.append(await ended)
+            except RequestError as error:
+                problem = problem or error
+        if problem is not None:
+            raise problem
+        return results
 
     def _begin_part(self, part: Coroutine[Waiter, Any, R], nothing: R) -> Waiter:
         ended = Waiter()
@@ -307,13 +343,27 @@ class Jobs:
             self._connection.job_overdue(session, asked_s, trouble.why)
         log.debug("%s failed why=%s", kind, trouble)
 
-    def _complete(self, answer: "Future[T]", result: T, problem: RequestError | None) -> None:
-        """Complete the future, after the slot was given back: whoever waits for it may start the next job at once."""
-        self._slots.give()
+    def _complete(self, answer: "Future[T]", result: T, problem: RequestError | None, *, slots: int) -> None:
+        """Complete the future, after the slots were given back: whoever waits for it may start the next job at once."""
+        self._slots.give(slots)
         if problem is not None:
             answer.set_exception(problem)
         else:
             answer.set_result(result)
+
+
+def _stored_by_all(shards: Sequence[StoreResult]) -> StoreResult:
+    """The result of a part. A chunk counts if each of its shards is held."""
+    least = min(shards, key=lambda result: result.chunks)
+    written = max(result.chunks_written for result in shards)
+    return StoreResult(least.chunks, written, sum(result.bytes for result in shards), least.why)
+
+
+def _retrieved_by_all(shards: Sequence[RetrieveResult]) -> RetrieveResult:
+    """The result of a part. A block holds its bytes if it has those of every shard."""
+    failed = [result for result in shards if not result.ok]
+    least = min(failed, key=lambda result: result.right_chunks) if failed else shards[0]
+    return least._replace(bytes=sum(result.bytes for result in shards))
 
 
 def _patience_ms(due_s: float) -> int:

@@ -37,6 +37,7 @@ from kvclient.vllm.answers import Answers
 from kvclient.vllm.devices import PORTABLE, device_kind, device_name, stream_events
 from kvclient.vllm.events import TOKENS_MAX, RouterEvents, Words, kinds_of
 from kvclient.vllm.guard import GuardedScheduler
+from kvclient.vllm.head_shards import check_head_shards, head_shard_specs
 from kvclient.vllm.keys import Keyer, adapter_settings, names_media
 from kvclient.vllm.layout import (
     Layout,
@@ -154,7 +155,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
         """A worker says in each step that it has counted, even if nothing, so that the scheduler's half is asked."""
         with versions.understanding(vllm.__version__, "the description of the KV cache"):
             if role == KVConnectorRole.SCHEDULER or stages == 1:
-                _check_supported(vllm_config, kv_cache_config)
+                self._shards_here = self._check_supported()
                 self._stages: list[Stage] = []
             else:  # before anything else that may fail on one stage alone
                 self._stages = told_by_all(self._checked_stage, _gathered)
@@ -206,6 +207,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
     def _scheduler_half(self, config: Any, kv_config: Any) -> GuardedScheduler:
         transfer = config.kv_transfer_config
         hash_block_tokens = versions.hash_block_tokens(kv_config, config.cache_config, kv_cache_utils)
+        shards = max(1, self._shards_here)
         options = Options(
             chunk_tokens=self._chunk_tokens,
             groups=tuple(self._groups),
@@ -223,6 +225,10 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             await_wait_s=self._settings.await_wait_ms / 1000,
             await_producer_s=self._settings.await_producer_ms / 1000,
             await_tokens_max=self._await_tokens_max(transfer, kv_config),
+            # Each job of an engine is as many jobs of a rank as the rank has shards.
+            retrieves_max=Options.retrieves_max // shards,
+            stores_max=Options.stores_max // shards,
+            awaiting_max=Options.awaiting_max // shards,
         )
         keyer = Keyer(
             chunk_tokens=self._chunk_tokens,
@@ -416,6 +422,8 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
         _check_draft_shards(config, replicas)
         if layout.layers != (told := stages[self._rank // self._tensor_ranks].layers):
             raise RequestError("layout", f"layers {layout.layers} are registered; expected {told}, as described")
+        if self._shards_here and layout.side_tensors:
+            raise RequestError("unsupported", f"head_shards beside {layout.side_tensors[0]}, which is not divided")
         if len(stages) > 1 and layout.side_tensors:
             raise RequestError("unsupported", f"{layout.side_tensors[0]} beside the KV caches of pipeline stages")
         facts = facts_of(
@@ -433,6 +441,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             beside=layout.side_tensors,
             environment=environment_that_counts(os.environ, envs),
             handler=handler_called(versions.cache_dtype_handler(config.cache_config)),
+            head_shards=self._settings.head_shards,
         )
         models = [] if self._settings.model_id else _model_files(config)
         life, is_first = f"{self._engine} {self._epoch}", self._rank == 0
@@ -459,17 +468,28 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             tokens_max=config.model_config.max_model_len,
             model=called(config.model_config),
         )
+        specs = [spec]
+        if self._shards_here:
+            specs = head_shard_specs(
+                spec,
+                self._groups,
+                self._kv_cache_config,
+                self._kv_caches,
+                here=self._shards_here,
+                ranks=self._ranks,
+                rank=self._rank,
+            )
         if self._settings.self_test == "on" or (self._settings.self_test == "auto" and not self._is_listed):
-            self._test(spec, known)
-        self._worker.register(spec, namespace, facts)
+            self._test(specs, known)
+        self._worker.register(specs[0], namespace, facts, specs[1:])
         self._is_described = True
 
-    def _test(self, spec: CacheSpec, known: dict[str, SideTensor]) -> None:
+    def _test(self, specs: Sequence[CacheSpec], known: dict[str, SideTensor]) -> None:
         found = block_tensors(self._kv_cache_config, self._kv_caches, known)
         tensors = [[BlockTensor(*part) for part in group] for group in found]
         name = f"self-test {self._rank} {self._engine}"[:128]
         with Client(self._settings.socket, engine=name, epoch=self._epoch) as client:
-            why = self_test(client, spec, tensors, event=self._event)
+            why = self_test(client, specs[0], tensors, event=self._event, beside=specs[1:])
         log.info("self-test of the layout rank=%d %s", self._rank, f"skipped: {why}" if why else "passed")
 
     def _stage(self) -> Stage:
@@ -485,8 +505,25 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
         return Stage(layers, _backends(config, layers), states_of(kv_config), replicas)
 
     def _checked_stage(self) -> Stage:
-        _check_supported(self._vllm_config, self._kv_cache_config)
+        self._shards_here = self._check_supported()
         return self._stage()
+
+    def _check_supported(self) -> int:
+        """The head shards of each rank, or 0 if the setting is not used. RequestError for what is not supported."""
+        config, wanted = self._vllm_config, self._settings.head_shards
+        _check_supported(config, self._kv_cache_config)
+        if not wanted:
+            return 0
+        return check_head_shards(
+            wanted,
+            self._kv_cache_config,
+            ranks=self._tensor_ranks,
+            heads=_kv_heads(config.model_config),
+            contexts=self._contexts,
+            has_drafts=bool(_drafts(config)),
+            is_portable=self._device == PORTABLE,
+            is_shuffled=versions.is_shuffled(os.environ),
+        )
 
     def _buffers(self, layout: Layout) -> Sequence[Buffered]:
         if self._device == PORTABLE:

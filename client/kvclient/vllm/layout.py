@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from kvclient.memory.layouts import Extent, Tensor, region_runs
+from kvclient.memory.layouts import Extent, Heads, Tensor, region_runs
 from kvclient.offload.values import Group
 from kvclient.vllm.side_tensors import SideTensor
 from kvclient.vllm.versions import layers_of, place_of
@@ -25,6 +25,15 @@ WINDOW = frozenset({"SlidingWindowSpec"})
 STATE = frozenset({"MambaSpec"})
 REFUSED = frozenset({"SinkFullAttentionSpec", "HiddenStateCacheSpec", "RSWASpec"})
 """Classes that are not supported although their base classes are."""
+HEADS_DIMS = 4
+"""Dimensions of a layer's cache whose heads can be told apart: blocks, heads, tokens, content of a head."""
+
+
+class HeadShard(NamedTuple):
+    """One of `shards` equal parts of the KV heads that this rank holds, counted from 0."""
+
+    number: int
+    shards: int
 
 
 class Layout(NamedTuple):
@@ -130,16 +139,20 @@ def layer_specs(group: Any) -> list[Any]:
 
 
 def layout_of(
-    config: Any, kv_caches: Mapping[str, Any], side_tensors: Mapping[str, SideTensor] = MappingProxyType({})
+    config: Any,
+    kv_caches: Mapping[str, Any],
+    side_tensors: Mapping[str, SideTensor] = MappingProxyType({}),
+    *,
+    shard: HeadShard | None = None,
 ) -> Layout:
     """The regions of all groups.
 
     kv_caches: as passed to register_kv_caches(). side_tensors: per-block tensors outside the caches, with blocks
-    in dimension 1.
+    in dimension 1. shard: the regions of these heads alone, in pages that are the same whichever rank holds them.
 
     RequestError("layout") if tensors and description contradict each other or are not understood.
     """
-    memory = _Memory(config.num_blocks, kv_caches)
+    memory = _Memory(config.num_blocks, kv_caches, shard)
     regions, layers = [], []
     for number, group in enumerate(config.kv_cache_groups):
         runs: list[RegionRun] = []
@@ -227,11 +240,22 @@ def group_specs(
 class _Memory:
     """The KV tensors and the allocations that contain them."""
 
-    def __init__(self, blocks: int, kv_caches: Mapping[str, Any]) -> None:
+    def __init__(self, blocks: int, kv_caches: Mapping[str, Any], shard: HeadShard | None) -> None:
+        self.shard = shard
         self.allocations: list[Extent] = []
         self.storages: list[Any] = []
         self._blocks = blocks
         self._kv_caches = kv_caches
+
+    def shard_runs(self, name: str, spec: Any) -> list[RegionRun]:
+        """Region runs of one layer's heads that belong to the shard. check_head_shards() has accepted the spec."""
+        assert self.shard is not None
+        parts, heads = self._parts(name), spec.num_kv_heads
+        shapes = [tuple(part.shape) for part in parts]
+        if len(parts) != 1 or len(shapes[0]) != HEADS_DIMS or shapes[0][0] % self._blocks or shapes[0][1] != heads:
+            raise RequestError("layout", f"layer {name} has shapes {shapes}; expected one of (blocks, {heads}, …, …)")
+        begin, end = (heads * number // self.shard.shards for number in (self.shard.number, self.shard.number + 1))
+        return self.part_runs(parts[0], block_dim=0, heads=Heads(1, begin, end))
 
     def runs(self, name: str) -> list[RegionRun]:
         """Region runs of one layer, whose cache may have several parts."""
@@ -254,7 +278,7 @@ class _Memory:
         value = self._kv_caches[name]
         return list(value) if isinstance(value, list | tuple) else [value]
 
-    def part_runs(self, part: Any, *, block_dim: int | None) -> list[RegionRun]:
+    def part_runs(self, part: Any, *, block_dim: int | None, heads: Heads | None = None) -> list[RegionRun]:
         storage = part.untyped_storage()
         allocation = Extent(storage.data_ptr(), storage.nbytes())
         if allocation not in self.allocations:
@@ -265,6 +289,7 @@ class _Memory:
             buffer=self.allocations.index(allocation),
             blocks=self._blocks,
             block_dim=block_dim,
+            heads=heads,
         )
         start = part.data_ptr() - allocation.address
         return [_moved(run, start) for run in runs]
@@ -277,8 +302,8 @@ def _tensor_runs(memory: _Memory, group: Any, tensor: Any, names: list[str]) -> 
         runs = memory.runs(name)
         _check_page(group, name, runs)
         _check_place(tensor, name, runs)
-        per_layer.append(runs)
-    return _joined(per_layer)
+        per_layer.append(runs if memory.shard is None else memory.shard_runs(name, _spec_of(group, name)))
+    return _joined(per_layer, is_shard=memory.shard is not None)
 
 
 def _moved(run: RegionRun, bytes_: int) -> RegionRun:
@@ -307,12 +332,16 @@ def _order(part: Tensor, blocks: int, *, block_dim: int | None) -> str:
 
 def _check_page(group: Any, name: str, runs: list[RegionRun]) -> None:
     """Check that the regions hold as many bytes per block of a layer as the engine says, with or without padding."""
-    inner = getattr(group.kv_cache_spec, "kv_cache_specs", None)
-    spec = inner[name] if inner is not None else group.kv_cache_spec
+    spec = _spec_of(group, name)
     found = sum(run.regions * run.page_bytes for run in runs)
     wanted = {spec.page_size_bytes, getattr(spec, "real_page_size_bytes", spec.page_size_bytes)}
     if found not in wanted:
         raise RequestError("layout", f"layer {name}: {found} bytes of a block were found, {sorted(wanted)} expected")
+
+
+def _spec_of(group: Any, name: str) -> Any:
+    inner = getattr(group.kv_cache_spec, "kv_cache_specs", None)
+    return inner[name] if inner is not None else group.kv_cache_spec
 
 
 def _check_place(tensor: Any, name: str, runs: list[RegionRun]) -> None:
@@ -324,10 +353,13 @@ def _check_place(tensor: Any, name: str, runs: list[RegionRun]) -> None:
         raise RequestError("layout", f"layer {name}: {runs[0]} was found; expected {wanted}")
 
 
-def _joined(per_layer: list[list[RegionRun]]) -> list[RegionRun]:
-    """Joins layers that have one run each and follow each other evenly."""
+def _joined(per_layer: list[list[RegionRun]], *, is_shard: bool) -> list[RegionRun]:
+    """Joins layers that have one run each and follow each other evenly.
+
+    is_shard: not if a layer has several regions. Whether these go on evenly depends on how many heads the rank holds.
+    """
     runs = [run for layer in per_layer for run in layer]
-    if len(runs) != len(per_layer) or len(runs) < 2:
+    if len(runs) != len(per_layer) or len(runs) < 2 or (is_shard and runs[0].regions > 1):
         return runs
     first = runs[0]
     step = first.region_stride if first.regions > 1 else runs[1].offset - first.offset

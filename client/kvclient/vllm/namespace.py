@@ -79,6 +79,7 @@ def facts_of(
     beside: Sequence[str],
     environment: Mapping[str, str],
     handler: str = "",
+    head_shards: int = 0,
 ) -> dict[str, object]:
     """Facts of a VllmConfig, equal in all ranks of an engine.
 
@@ -89,7 +90,7 @@ def facts_of(
     stages: what each pipeline stage holds, in their order. layout: order of the elements in a page.
 
     beside: what layers keep per block outside their caches. environment: environment_that_counts(). handler:
-    handler_called().
+    handler_called(). head_shards: the setting, which takes the place of the tensor parallel size.
     """
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     settings = model.hf_config.to_dict()
@@ -113,7 +114,8 @@ def facts_of(
         "layers": layers if len(stages) > 1 else layers[0],
         "states": [shape for stage in stages for shape in stage.states],
         "chunk_tokens": chunk_tokens,
-        "grid": [parallel.tensor_parallel_size, stages[0].replicas, *([len(stages)] if len(stages) > 1 else [])],
+        "grid": [head_shards or parallel.tensor_parallel_size, *_grid(stages)],
+        **({"head_shards": head_shards} if head_shards else {}),
         **({"contexts": contexts} if (contexts := _contexts(parallel)) else {}),
         **({"media": settings_text({name: getattr(media, name, None) for name in MEDIA})} if media is not None else {}),
         **({"quantized": how} if (how := _quantized_while_loading(model)) else {}),
@@ -125,6 +127,11 @@ def facts_of(
         **({"beside": list(beside)} if beside else {}),
         **({"tenant": tenant} if tenant else {}),
     }
+
+
+def _grid(stages: Sequence[Stage]) -> list[int]:
+    """Ranks that hold the same KV, and the number of stages if there are several."""
+    return [stages[0].replicas, *([len(stages)] if len(stages) > 1 else [])]
 
 
 def called(model: Any) -> str:

@@ -48,11 +48,16 @@ class BlockTensor(NamedTuple):
 
 
 def self_test(
-    client: Client, spec: CacheSpec, tensors: Sequence[Sequence[BlockTensor]], *, event: Callable[[], object]
+    client: Client,
+    spec: CacheSpec,
+    tensors: Sequence[Sequence[BlockTensor]],
+    *,
+    event: Callable[[], object],
+    beside: Sequence[CacheSpec] = (),
 ) -> str:
     """Test the layout of a cache that is not registered yet. Returns why there was no test; empty if it passed.
 
-    client: of this test alone, for an engine of one rank. tensors: by group. event: as for Worker.
+    client: of this test alone, for an engine of one rank. tensors: by group. event, beside: as for Worker.
 
     RequestError("self-test") if bytes come back wrong, or do not come back.
     """
@@ -65,16 +70,20 @@ def self_test(
     if places is None:
         return f"{spec.groups[0].blocks} blocks are too few"
     namespace = namespace_digest({"self_test": os.urandom(16).hex()})
-    cache = client.register_cache(_alone(spec, namespace))
+    specs = [spec, *beside]
+    caches = [
+        client.register_cache(_alone(one, namespace, shard=number, shards=len(specs)))
+        for number, one in enumerate(specs)
+    ]
     try:
-        if not cache.wait_registered(WAIT_S):
+        if not all(cache.wait_registered(WAIT_S) for cache in caches):
             return "the server does not register the cache in time"
         with _kept(spec, tensors, places):
-            _there_and_back(client, cache, tensors, places, event)
+            _there_and_back(client, caches, tensors, places, event)
     except RequestError as problem:
         if problem.code == "self-test":
             raise
-        if cache.registered:
+        if all(cache.registered for cache in caches):
             raise _refusal(str(problem)) from problem
         return str(problem)  # the server refuses the cache itself, and will say so again
     except (KvError, RuntimeError, TimeoutError) as problem:
@@ -82,8 +91,10 @@ def self_test(
     finally:
         with suppress(KvError):  # a server that has died in the meantime keeps nothing of an unfinished test in DRAM
             client.clear(namespace)
-        with suppress(TimeoutError):
-            client.unregister(cache).result(WAIT_S)
+        leaving = [client.unregister(cache) for cache in caches]
+        for left in leaving:
+            with suppress(TimeoutError):
+                left.result(WAIT_S)
     return ""
 
 
@@ -113,12 +124,13 @@ def _places(spec: CacheSpec) -> _Places | None:
     return None
 
 
-def _alone(spec: CacheSpec, namespace: bytes) -> CacheSpec:
-    """The same memory as a cache of one rank, of which every block is stored and loaded."""
+def _alone(spec: CacheSpec, namespace: bytes, *, shard: int, shards: int) -> CacheSpec:
+    """The same memory as a shard of an engine of one rank, of which every block is stored and loaded."""
     groups = [
-        changed(group, kind="full", window_tokens=0, shards=1, shard=0, writers=1, writer=0) for group in spec.groups
+        changed(group, kind="full", window_tokens=0, shards=shards, shard=shard, writers=1, writer=0)
+        for group in spec.groups
     ]
-    return replace(spec, name="self-test", namespace=namespace, groups=groups, tokens_max=0)
+    return replace(spec, name=f"self-test {shard}", namespace=namespace, groups=groups, tokens_max=0)
 
 
 @contextmanager
@@ -142,12 +154,12 @@ def _kept(spec: CacheSpec, tensors: Sequence[Sequence[BlockTensor]], places: _Pl
 
 def _there_and_back(
     client: Client,
-    cache: Cache,
+    caches: Sequence[Cache],
     tensors: Sequence[Sequence[BlockTensor]],
     places: _Places,
     event: Callable[[], object],
 ) -> None:
-    spec = cache.spec
+    (cache, *beside), spec = caches, caches[0].spec
     blocks = min(group.blocks for group in spec.groups)
     chunks = len(places.sources[0]) * spec.groups[0].block_tokens // spec.chunk_tokens
     random = torch.Generator().manual_seed(SEED)
@@ -160,13 +172,14 @@ def _there_and_back(
             for part in group:
                 _fill(part.block(blocks, block), random)
     keys = os.urandom(chunks * KEY_BYTES)
-    stored = client.store(cache, 0, b"", keys, _blocks(places.sources), after=event()).result(WAIT_S)
+    sources, targets = _blocks(places.sources), _blocks(places.targets)
+    stored = client.store(cache, 0, b"", keys, sources, after=event(), beside=beside).result(WAIT_S)
     if stored.chunks != chunks:
         raise _refusal(f"{stored.chunks} of {chunks} chunks were stored ({stored.why})")
     found = client.lookup(spec.namespace, keys, timeout_s=WAIT_S)
     if found.lease is None or found.chunks != chunks:
         raise _refusal(f"{found.chunks} of {chunks} chunks were found ({found.why})")
-    loaded = client.retrieve(cache, found.lease, _blocks(places.targets), after=event()).result(WAIT_S)
+    loaded = client.retrieve(cache, found.lease, targets, after=event(), beside=beside).result(WAIT_S)
     if not loaded.ok:
         client.release(found.lease)
         raise _refusal(f"the chunks were not loaded ({loaded.why})")

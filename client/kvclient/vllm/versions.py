@@ -310,6 +310,15 @@ def replicas_of(kv_config: Any, *, ranks: int, heads: int, contexts: int = 1) ->
     return max(1, ranks // heads) if heads else ranks
 
 
+def has_a_slot_for_each_head(spec: Any) -> bool:
+    """Whether a layer's cache has a dimension of its KV heads, and everything of a head lies under it.
+
+    Since 0.32 each backend says whether its kernels keep another order within a block. Older releases do not tell.
+    """
+    kinds = {base.__name__ for base in type(spec).__mro__}
+    return "MLAAttentionSpec" not in kinds and getattr(spec, "num_head_slots", 0) is None
+
+
 def page_orders(kv_config: Any, orders: Sequence[str], environment: Mapping[str, str]) -> str:
     """Order of the elements in a page, as the engine describes it, otherwise as its tensors show. orders: one per
     layer.
@@ -318,8 +327,12 @@ def page_orders(kv_config: Any, orders: Sequence[str], environment: Mapping[str,
     """
     told = getattr(kv_config, "kv_cache_layout", None)
     shown = sorted(set(orders)) if len(set(orders)) == 1 else orders
-    is_shuffled = environment.get("VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT", "").lower() in ("true", "1")
-    return (str(told) if told is not None else ", ".join(shown)) + (" shuffled" if is_shuffled else "")
+    return (str(told) if told is not None else ", ".join(shown)) + (" shuffled" if is_shuffled(environment) else "")
+
+
+def is_shuffled(environment: Mapping[str, str]) -> bool:
+    """Whether kernels of ROCm keep an order within blocks that nothing else shows."""
+    return environment.get("VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT", "").lower() in ("true", "1")
 
 
 def hash_block_tokens(kv_config: Any, cache_config: Any, kv_cache_utils: Any) -> int:

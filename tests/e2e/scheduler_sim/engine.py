@@ -127,7 +127,7 @@ def _worker(config: Any, kv_config: Any, rank: int) -> Any:
             half._worker._half.ends.begin_cache([half._chunk_tokens // BLOCK_TOKENS for _ in half._groups])
             half._worker._half._namespace = Future()
             half._worker._half._namespace.set_result(NAMESPACE)
-            half._worker._half._cache = SimpleNamespace(problem=None, registered=True)
+            half._worker._half._caches = [SimpleNamespace(problem=None, registered=True)]
     return worker
 
 

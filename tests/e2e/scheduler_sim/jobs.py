@@ -81,7 +81,14 @@ class RankClient:
         self._rank, self._jobs = rank, jobs
 
     def retrieve(
-        self, cache: object, lease: Lease, blocks: Sequence[Blocks], *, after: object, timeout_s: float | None
+        self,
+        cache: object,
+        lease: Lease,
+        blocks: Sequence[Blocks],
+        *,
+        after: object,
+        timeout_s: float | None,
+        beside: Sequence[object] = (),
     ) -> "Future[RetrieveResult]":
         return self._jobs.load(self._rank, lease, blocks, timeout_s).future
 
@@ -94,6 +101,7 @@ class RankClient:
         blocks: Sequence[Blocks],
         *,
         after: object = None,
+        beside: Sequence[object] = (),
     ) -> "Future[StoreResult]":
         store = Store(self._rank, first_chunk, parent, cut(keys), blocks)
         self._jobs.under_way.append(store)

@@ -20,6 +20,7 @@ ROW = {"bench", "case", "value", "unit", "ceiling", "ratio", "machine", "commit"
         ("atom", {"absent step", "absent miss/1024", "all-miss step", "all-miss miss/1024"}),
         ("start", {"answer_ms", "grown_ms", "brain_rss_empty_mib", "stop_ms", "kept_answer_ms"}),
         ("host", {"store_2k", "retrieve_2k"}),
+        ("head_shards", {"store_whole", "retrieve_8_shards_512b"}),
         ("digest", {"best_256k", "portable_256k", "best_64m", "portable_64m"}),
         ("offload", {"decode_us", "store_us", "retrieve_128k_us"}),
         ("disk", {"write_128k_depth2", "read_128k_depth2", "recovery_s"}),

@@ -4,7 +4,7 @@ The memory is shared with the server, and torch looks at it as an engine would. 
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +16,7 @@ from msgspec.structs import replace as changed
 from kvclient import CacheSpec, Client, HostBuffer, RequestError
 from kvclient.offload.settings import chosen_chunk_tokens
 from kvclient.offload.values import Group
+from kvclient.vllm.head_shards import head_shard_specs
 from kvclient.vllm.layout import block_tensors, group_specs, layout_of
 from kvserver._native import create_memfd
 from kvserver.wire.messages import RegionRun
@@ -86,10 +87,17 @@ class Engine:
     def content(self) -> list[bytes]:
         return [os.pread(buffer.descriptor, buffer.bytes, 0) for buffer in self.buffers.values()]
 
-    def test(self, path: Path, spec: CacheSpec | None = None) -> str:
+    def in_shards(self, shards: int) -> list[CacheSpec]:
+        """The specs of a rank that holds so many head shards."""
+        for group in self.config.kv_cache_groups:
+            group.kv_cache_spec.num_kv_heads = shards
+        kinds = [Group(TOKENS)] * len(self.names)
+        return head_shard_specs(self.spec, kinds, self.config, self.caches, here=shards, ranks=2, rank=1)
+
+    def test(self, path: Path, spec: CacheSpec | None = None, beside: Sequence[CacheSpec] = ()) -> str:
         tensors = [[BlockTensor(*part) for part in group] for group in block_tensors(self.config, self.caches)]
         with Client(path, engine="self-test", timeouts=PATIENT) as client:
-            return self_test(client, spec or self.spec, tensors, event=lambda: None)
+            return self_test(client, spec or self.spec, tensors, event=lambda: None, beside=beside)
 
     def close(self) -> None:
         for buffer in self.buffers.values():
@@ -124,6 +132,18 @@ def test_bytes_come_back_and_the_engine_and_the_server_are_as_before(
     assert engine.test(server.path) == ""
     assert engine.content() == before
     until("the server to forget the test", lambda: nothing_is_left(server))
+
+
+def test_all_head_shards_of_a_rank_are_tested_together(server: Server, make: Callable[..., Engine]) -> None:
+    engine = make("blocks first")
+    before = engine.content()
+    first, second, third = engine.in_shards(3)
+    assert engine.test(server.path, first, [second, third]) == ""
+    assert engine.content() == before
+    until("the server to forget the test", lambda: nothing_is_left(server))
+    with pytest.raises(RequestError, match=r"self-test: layer 0\.a of group 0: block \d+ does not hold the bytes"):
+        engine.test(server.path, first, [replace(first, name="twice"), third])
+    assert engine.content() == before
 
 
 def wrong(spec: CacheSpec, change: Callable[[RegionRun], RegionRun]) -> CacheSpec:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,11 +28,17 @@ class Client:
         self.problem: RequestError | None = None
         self.refusal: RequestError | None = None
         self.cache = SimpleNamespace(problem=None, wait_registered=self.wait_registered, registered=True)
+        self.second = SimpleNamespace(problem=None, wait_registered=self.wait_registered, registered=True)
+        """The cache of another shard."""
         self.connected = is_there
         self.waits: list[str] = []
         self.timeouts: list[float | None] = []
         """Time-outs of the retrieves. None: as for any other."""
         self.calls: list[tuple[str, object]] = []
+        self.caches: list[list[object]] = []
+        """The caches of each job."""
+        self.specs: list[str] = []
+        self.left: list[object] = []
         self.futures: list[Future[Any]] = []
 
     def wait_connected(self, timeout_s: float) -> bool:
@@ -45,25 +52,43 @@ class Client:
         return True
 
     def register_cache(self, spec: CacheSpec, *, namespace: Future[bytes]) -> Any:
-        return self.cache
+        self.specs.append(spec.name)
+        return self.cache if len(self.specs) == 1 else self.second
 
     def unregister(self, cache: object) -> Future[bool]:
+        self.left.append(cache)
         done: Future[bool] = Future()
         done.set_result(True)
         return done
 
     def retrieve(
-        self, cache: object, lease: Lease, blocks: Sequence[Blocks], *, after: object, timeout_s: float | None
+        self,
+        cache: object,
+        lease: Lease,
+        blocks: Sequence[Blocks],
+        *,
+        after: object,
+        timeout_s: float | None,
+        beside: Sequence[object],
     ) -> Future[Any]:
         self.timeouts.append(timeout_s)
-        return self._begin("retrieve", after)
+        return self._begin("retrieve", after, [cache, *beside])
 
-    def store(self, cache: object, first_chunk: int, parent: bytes, *rest: object, after: object) -> Future[Any]:
-        return self._begin("store", after)
+    def store(
+        self,
+        cache: object,
+        first_chunk: int,
+        parent: bytes,
+        *rest: object,
+        after: object,
+        beside: Sequence[object],
+    ) -> Future[Any]:
+        return self._begin("store", after, [cache, *beside])
 
-    def _begin(self, kind: str, after: object) -> Future[Any]:
+    def _begin(self, kind: str, after: object, caches: list[object]) -> Future[Any]:
         if self.refusal is not None:
             raise self.refusal
+        self.caches.append(caches)
         self.calls.append((kind, after))
         self.futures.append(Future())
         return self.futures[-1]
@@ -240,3 +265,30 @@ def test_a_retrieve_that_waits_for_another_engine_has_a_time_of_its_own() -> Non
     bench = Bench()
     bench.worker.begin([retrieve(1), retrieve(2)._replace(wait_s=7.5)], [])
     assert bench.client.timeouts == [None, 7.5]
+
+
+def test_every_job_is_for_all_shards_of_the_rank_and_none_before_all_are_registered() -> None:
+    bench = Bench(registered=False)
+    client = bench.client
+    client.second.registered = False
+    bench.worker.register(SPEC, named(), [replace(SPEC, name="another")])
+    assert client.specs == ["kv", "another"]
+    assert client.waits == ["connected", "registered", "registered"]
+    assert bench.worker.take_namespace() == b"", "lookups would find what cannot be retrieved"
+    client.second.registered = True
+    assert bench.worker.take_namespace() == NAMESPACE
+    bench.worker.begin([retrieve()], [store()])
+    bench.worker.computed()
+    assert client.caches == [[client.cache, client.second]] * 2
+    bench.worker.unregister()
+    assert client.left == [client.cache, client.second]
+    bench.worker.begin([retrieve(2)], [])
+    assert len(client.caches) == 2, "no cache is left"
+
+
+def test_a_refusal_of_any_shard_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(registered=False)
+    bench.worker.register(SPEC, named(), [replace(SPEC, name="another")])
+    bench.client.second.problem = RequestError("geometry", "shard 1 has other pages")
+    bench.worker.begin([], [])
+    assert "no cache rank=2 geometry: shard 1 has other pages" in caplog.text

@@ -73,12 +73,12 @@ class Client:
         return self.cache
 
     def retrieve(
-        self, cache: object, lease: object, blocks: Any, *, after: object, timeout_s: float | None
+        self, cache: object, lease: object, blocks: Any, *, after: object, timeout_s: float | None, beside: object
     ) -> Future[Any]:
         return self._begin(RetrieveResult(True, 1, ""), {block for item in blocks for block in item.block_ids})
 
     def store(
-        self, cache: object, first: int, parent: bytes, keys: bytes, blocks: Any, *, after: object
+        self, cache: object, first: int, parent: bytes, keys: bytes, blocks: Any, *, after: object, beside: object
     ) -> Future[Any]:
         chunks = len(keys) // 32
         return self._begin(StoreResult(chunks, chunks, 1, ""), set())

@@ -243,3 +243,20 @@ def test_a_backend_that_is_not_vllms_own_is_told_by_its_code(tmp_path: Path, mon
         names.append(backend_called(Backend))
     assert len({"CUSTOM", *names}) == 3
     assert backend_called(Backend) == names[1]
+
+
+def test_the_number_of_head_shards_takes_the_place_of_the_number_of_ranks() -> None:
+    shared = namespace(ranks=4, head_shards=4)
+    assert [namespace(ranks=ranks, head_shards=4) for ranks in (1, 2)] == [shared] * 2
+    others = [
+        namespace(ranks=4),
+        namespace(ranks=1),
+        namespace(ranks=2, head_shards=2),
+        namespace(ranks=4, head_shards=8),
+    ]
+    assert len({shared, *others}) == 5
+
+
+def test_without_head_shards_the_facts_are_those_of_before() -> None:
+    """Also across releases of the connector: what is stored stays found."""
+    assert namespace(ranks=2, replicas=2).hex() == "849ebfa83e1536bf8b539c50e9afda1b0b7599a6de465d1a343ac40a3bfa1790"
