@@ -1,8 +1,10 @@
 """Conversations of other people's proxies, replayed: what the two engines are sent, and whether the second waits."""
 
 import json
+import subprocess
 import sys
 import time
+from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 import kvclient.vllm as package
 from kvclient.vllm.transfer_params import TransferParams, tell_dynamo
+from tests.rigs.dynamo_indexer import PYTHON
 from tests.rigs.proxies import PROXIES, Proxy
 from tests.rigs.vllm_rig import CHUNK, Bench, request
 
@@ -171,3 +174,37 @@ def test_vllm_looking_the_connector_up_tells_dynamo(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "kvclient.vllm.connector", SimpleNamespace(KvServerConnector=int))
     assert package.KvServerConnector is int
     assert "KvServerConnector" in known
+
+
+PROTOCOLS = "dynamo.vllm.kv_connector_protocols"
+WHERE = f"import importlib.util; print(importlib.util.find_spec({PROTOCOLS!r}).origin)"
+
+
+def chosen(module: Any, connector: str, *inside: str) -> Any:
+    """Dynamo's protocol for an engine with this connector. inside: those of a MultiConnector."""
+    further = {"connectors": [{"kv_connector": name} for name in inside]}
+    config = SimpleNamespace(kv_connector=connector, kv_connector_extra_config=further, engine_id="e")
+    return module.make_kv_connector_protocol(SimpleNamespace(kv_transfer_config=config))
+
+
+@pytest.mark.skipif(not PYTHON, reason="KVSERVER_DYNAMO_PYTHON names no Python with Dynamo")
+def test_dynamos_own_table_takes_the_connector_and_says_what_is_replayed_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = subprocess.run([PYTHON, "-c", WHERE], check=True, capture_output=True, text=True).stdout.strip()
+    spec = spec_from_file_location(PROTOCOLS, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setitem(sys.modules, PROTOCOLS, module)
+    with pytest.raises(ValueError, match="Unsupported kv_connector"):
+        chosen(module, "KvServerConnector")
+    tell_dynamo("KvServerConnector")
+    protocol, replayed, told = (
+        chosen(module, "KvServerConnector"),
+        PROXIES["dynamo"],
+        first(PROXIES["dynamo"], chunks=3),
+    )
+    assert protocol.prefill_request_kv_transfer_params() == replayed.first
+    assert protocol.decode_request_kv_transfer_params(SimpleNamespace(kv_transfer_params=told)) == replayed.second(told)
+    beside_nixl = chosen(module, "MultiConnector", "KvServerConnector", "NixlConnector")
+    assert type(beside_nixl) is type(chosen(module, "NixlConnector"))
