@@ -560,7 +560,7 @@ def _checked_path(socket: str | os.PathLike[str]) -> str:
 
 
 def _blocks_of(cache: Cache) -> tuple[object, ...]:
-    """What caches of the same blocks have in common."""
+    """Caches of the same blocks agree in this."""
     spec = cache.spec
     return spec.chunk_tokens, *((group.kind, group.block_tokens, group.blocks) for group in spec.groups)
 

@@ -26,7 +26,7 @@ _addresses = iter(range(1 << 40, 1 << 50, 1 << 30))
 
 
 class FullAttentionSpec(SimpleNamespace):
-    """What vLLM says of a layer with heads, one slot for each."""
+    """vLLM's description of a layer with heads, one slot for each."""
 
 
 class Tensor:

@@ -1,4 +1,4 @@
-"""What proxies of others say to the two engines of a prompt, by their sources. Facts alone: none of their code is here.
+"""Proxies of others, and the words that each says to the two engines of a prompt. Facts alone: none of their code.
 
 A proxy asks the first engine for one token, and the second one for the answer. It waits for the first one's whole
 answer, or sends both requests at once.

@@ -97,7 +97,7 @@ class Engine:
         ]
 
     def wrong(self, wanted: dict[int, int]) -> list[tuple[int, ...]]:
-        """What lies in these blocks and in those that no job may touch, and should not, in all ranks."""
+        """Cells with other content than wanted, of all ranks: in these blocks, and in those that no job may touch."""
         spare = dict.fromkeys(range(SPARE), OTHER)
         return [cell for memory in self._memories for cell in memory.wrong(wanted | spare)]
 
