@@ -22,9 +22,12 @@ class KvError(Exception):
     family: ClassVar[Family]
 
     def __init__(self, code: str, message: str) -> None:
-        super().__init__(f"{code}: {message}")
+        super().__init__(code, message)  # pickle makes a copy from these, in another process
         self.code = code
         self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
 
 
 class RequestError(KvError):

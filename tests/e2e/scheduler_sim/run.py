@@ -5,6 +5,9 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+
+from kvclient.vllm import versions
 from tests.rigs.seeds import Outcome, failure
 
 from .content import Meanings, Slots
@@ -22,7 +25,13 @@ def run_seed(seed: int, events: int, model: Path, *, beside: bool = False, await
     fails; otherwise the seed decides. awaits: other engines compute prompts too, which are awaited.
     """
     rng = Random(seed)
-    options = draw_options(rng, beside=beside, awaits=awaits)
+    options = draw_options(
+        rng,
+        beside=beside,
+        awaits=awaits,
+        has_windows=versions.reports_failed_requests(KVConnectorBase_V1),
+        has_stages=versions.knows_stages(KVConnectorBase_V1),
+    )
     day = draw_day(rng, options, beside=beside)
     clock, slots, meanings = Clock(), Slots(options.ranks, options.blocks), Meanings()
     server = Server(options, rng, clock, partial(computed, meanings, options))

@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, KVConnectorOutput, ModelRunnerOutput
+
+from kvclient.vllm import versions
 
 from .content import BLOCK_TOKENS, NULL_BLOCK, Slots, kv, next_token, require
 from .engine import Engine
@@ -221,10 +224,13 @@ def _row(tokens: Sequence[int], blocks: Any, computed: int, prompt_tokens: int) 
 
 def _output(step: Any, worker: Any, sampled: dict[str, list[int]]) -> Any:
     told = KVConnectorOutput()
-    results = worker.get_transfer_results(step.finished_req_ids)
-    told.finished_sending = results.finished_sending
-    told.finished_recving = results.finished_recving
-    told.failed_recving = results.failed_recving
+    if versions.reports_failed_requests(KVConnectorBase_V1):
+        results = worker.get_transfer_results(step.finished_req_ids)
+        told.finished_sending = results.finished_sending
+        told.finished_recving = results.finished_recving
+        told.failed_recving = results.failed_recving
+    else:
+        told.finished_sending, told.finished_recving = worker.get_finished(step.finished_req_ids)
     told.invalid_block_ids = worker.get_block_ids_with_load_errors()
     told.kv_connector_stats = worker.get_kv_connector_stats()
     told.kv_connector_worker_meta = worker.build_connector_worker_meta()

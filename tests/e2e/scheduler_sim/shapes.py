@@ -94,10 +94,14 @@ class Day:
     output_max: int
 
 
-def draw_options(rng: Random, *, beside: bool, awaits: bool) -> Options:
-    """beside: another connector may fail, as in draw_day(). awaits: prompts of other engines are awaited."""
+def draw_options(rng: Random, *, beside: bool, awaits: bool, has_windows: bool, has_stages: bool) -> Options:
+    """beside: another connector may fail, as in draw_day(). awaits: prompts of other engines are awaited.
+
+    has_windows, has_stages: whether this release of vLLM can run them with the connector.
+    """
     is_full = beside or awaits
     groups = rng.choice(((FULL,), (FULL,), (FULL,), (FULL, SLIDING), (SLIDING,))) if not is_full else (FULL,)
+    groups = groups if has_windows else (FULL,)
     places = ("before", "before", "behind", "") if groups == (FULL,) else ("",)
     options = Options(
         is_async=rng.random() < 0.6,
@@ -114,7 +118,7 @@ def draw_options(rng: Random, *, beside: bool, awaits: bool) -> Options:
         min_load_tokens=rng.choice((0, 0, 9)),
         step_wait_us=rng.choice((0, 500)),
         beside=rng.choice(places[:3] if beside else places),
-        stages=rng.choice((1, 1, 2, 3)),
+        stages=rng.choice((1, 1, 2, 3) if has_stages else (1,)),
     )
     if groups == (FULL,) and not beside and (awaits or rng.random() < 0.4):
         options = replace(
