@@ -1,6 +1,6 @@
 """Measures the cost of prefill and decode on two engines for a first token, and their gain for a running answer.
 
-    python -m benchmarks.bench_pd [--lengths 32K,8K,64K] [--rounds 5] [--devices 0 1] [--limit-s 480] [--json]
+    python -m benchmarks.bench_pd [--lengths 32K,8K,64K] [--tails 5,250] [--rounds 5] [--devices 0 1] [--json]
     python -m benchmarks.bench_pd --shape small --lengths 768,512 --step-tokens 256      # a rehearsal on a CPU
 
 One kvserver and three vLLM servers, all up at once: P and one engine alone share the first device, D has the second.
@@ -21,10 +21,11 @@ Then an answer streams while prompts of the first length are asked one after ano
 
 p50, p99 and the largest of a round's gaps that end while the prompts are under way. Ceiling of two engines: one.
 
-A prompt has a chunk less than its name says, and five tokens more. So P's last step is a large one, and D computes the
-same five tokens behind a load as the engine alone behind its own cache. That engine is asked so, untimed: D must say
-the same 16 tokens, and D's connector must have loaded all tokens but the five. Exit status 1 if not, if an answer broke
-off, and if no round was finished. One more round of each kind comes first, warms up, and only says so.
+A prompt has a chunk less than its name says, and five tokens more, or as many as --tails names. So P's last step is a
+large one, and D computes the same tokens behind a load as the engine alone behind its own cache. That engine is asked
+so, untimed: D must say the same 16 tokens, and D's connector must have loaded all tokens but those. Exit status 1 if
+not, if an answer broke off, and if no round was finished. One more round of each kind comes first, warms up, and only
+says so.
 
 Engines that compile (--engine '') choose kernels each for itself, so their last bits differ, and with drawn weights so
 do their tokens. There D must say the same in both ways; how often the engine alone said so too is printed.
@@ -119,8 +120,8 @@ class Turn(NamedTuple):
     problem: str = ""
 
 
-def prompt_tokens(length: int) -> int:
-    return length - CHUNK_TOKENS + TAIL_TOKENS
+def prompt_tokens(length: int, tail: int = TAIL_TOKENS) -> int:
+    return length - CHUNK_TOKENS + tail
 
 
 def handed_over(prefill: Timed, decode: Timed, loaded_tokens: int) -> Turn:
@@ -134,11 +135,13 @@ def handed_over(prefill: Timed, decode: Timed, loaded_tokens: int) -> Turn:
     )
 
 
-def wrong(turn: Turn, wanted: Turn, length: int, *, by: str = "one engine alone") -> str:
-    """Why a turn through the server does not count; empty if it does. by: who gave the wanted answer."""
+def wrong(turn: Turn, wanted: Turn, loads: int, *, by: str = "one engine alone") -> str:
+    """Why a turn through the server does not count; empty if it does.
+
+    loads: tokens that D has to load. by: who gave the wanted answer.
+    """
     if turn.problem or wanted.problem:
         return turn.problem or wanted.problem
-    loads = prompt_tokens(length) - TAIL_TOKENS
     if turn.loaded_tokens != loads:
         return f"D loaded {turn.loaded_tokens} tokens, expected {loads}"
     return "" if turn.said == wanted.said else f"D said {turn.said!r}, {by} {wanted.said!r}"
@@ -166,18 +169,20 @@ def gaps_of(gaps_ms: Sequence[float]) -> Gaps:
     return Gaps(quantile(gaps_ms, 50), quantile(gaps_ms, 99), max(gaps_ms))
 
 
-def tell_first_tokens(rows: Rows, length: int, rounds: Sequence[tuple[Turn, Turn, Turn]]) -> None:
+def tell_first_tokens(
+    rows: Rows, length: int, rounds: Sequence[tuple[Turn, Turn, Turn]], tail: int = TAIL_TOKENS
+) -> None:
     """Prints a length's rows. rounds: alone, together and whole first, of each round."""
     if not rounds:
         return
-    name = length_name(length)
+    name = case_name(length, tail)
     alone, together, whole = ([turn.ttft_ms for turn in turns] for turns in zip(*rounds, strict=True))
     rows.add(f"{name} together", together, "ms", ceilings=alone)
     rows.add(f"{name} together, gap", [turns[1].gap_ms for turns in rounds], "ms")
     rows.add(f"{name} whole first", whole, "ms", ceilings=alone)
     rows.add(f"{name} whole first, gap", [turns[2].gap_ms for turns in rounds], "ms")
     rows.add(f"{name} alone", alone, "ms")
-    if length == GOAL_LENGTH:
+    if length == GOAL_LENGTH and tail == TAIL_TOKENS:
         say(f"{name} together: {verdict(statistics.median(map(operator.truediv, together, alone)))}")
 
 
@@ -199,6 +204,19 @@ def tell_gaps(rows: Rows, one: Sequence[Gaps], two: Sequence[Gaps], idle: Sequen
 
 def length_name(length: int) -> str:
     return f"{length >> 10}K" if length % 1024 == 0 else str(length)
+
+
+def case_name(length: int, tail: int) -> str:
+    return length_name(length) + (f", tail {tail}" if tail != TAIL_TOKENS else "")
+
+
+def tails_of(text: str) -> list[int]:
+    """Numbers of tokens behind the last whole chunk: at least one, less than a chunk."""
+    tails = [int(word) for word in text.split(",")]
+    for tail in tails:
+        if not 0 < tail < CHUNK_TOKENS:
+            raise argparse.ArgumentTypeError(f"{tail}: a tail has from 1 to {CHUNK_TOKENS - 1} tokens")
+    return tails
 
 
 def lengths_of(text: str) -> list[int]:
@@ -295,21 +313,21 @@ class Bench:
         self.same_as_alone = [0, 0]
         """Prompts that D answered as the engine alone did from its cache, and all of them."""
 
-    async def first_tokens(self, length: int) -> None:
+    async def first_tokens(self, length: int, tail: int) -> None:
         told: list[tuple[Turn, Turn, Turn]] = []
         try:
             for number in range(-1, self._rounds):
-                turns = await self._first_tokens(length, number)
+                turns = await self._first_tokens(length, tail, number)
                 times = ", ".join(f"{way} {turn.ttft_ms:.1f}" for way, turn in zip(WAYS, turns, strict=True))
-                say(f"{length_name(length)} round {number}: {times} ms")
+                say(f"{case_name(length, tail)} round {number}: {times} ms")
                 if number >= 0:  # the first one warms up
                     told.append(turns)
                     self.finished += 1
         finally:
-            tell_first_tokens(self._rows, length, told)
+            tell_first_tokens(self._rows, length, told, tail)
 
-    async def _first_tokens(self, length: int, number: int) -> tuple[Turn, Turn, Turn]:
-        prompt = self._prompt(prompt_tokens(length))
+    async def _first_tokens(self, length: int, tail: int, number: int) -> tuple[Turn, Turn, Turn]:
+        prompt = self._prompt(prompt_tokens(length, tail))
         ways: list[Callable[[list[int]], Awaitable[Turn]]] = [self._alone, self._together, self._whole_first]
         turns: dict[int, Turn] = {}
         for place in (number % 3, (number + 1) % 3, (number + 2) % 3):
@@ -323,8 +341,8 @@ class Bench:
         self.same_as_alone[1] += 1
         whose = (wanted, "one engine alone") if self._is_exact else (turns[1], "in the other way")
         for place in (1, 2):
-            if problem := wrong(turns[place], whose[0], length, by=whose[1]) or wanted.problem:
-                self.fail(f"{length_name(length)} round {number}, {WAYS[place]}: {problem}", number)
+            if problem := wrong(turns[place], whose[0], length - CHUNK_TOKENS, by=whose[1]) or wanted.problem:
+                self.fail(f"{case_name(length, tail)} round {number}, {WAYS[place]}: {problem}", number)
         return turns[0], turns[1], turns[2]
 
     async def between_tokens(self, length: int) -> None:
@@ -368,7 +386,7 @@ class Bench:
             is_whole = stream.cancel()
             await asyncio.gather(stream, return_exceptions=True)
         came = reading.reply(0.0)
-        loads = prompt_tokens(length) - TAIL_TOKENS if ask == self._together else 0
+        loads = length - CHUNK_TOKENS if ask == self._together else 0
         for turn in turns:
             if turn.problem or turn.loaded_tokens != loads:
                 why = turn.problem or f"D loaded {turn.loaded_tokens} tokens, expected {loads}"
@@ -454,11 +472,12 @@ async def measured(urls: Sequence[str], client: Client, rows: Rows, given: argpa
         bench = Bench(Places(prefill, decode, alone, client), rows, given)
         try:
             async with asyncio.timeout(due_s - time.monotonic()):
-                first, *others = given.lengths
-                await bench.first_tokens(first)
-                await bench.between_tokens(first)
-                for length in others:
-                    await bench.first_tokens(length)
+                first, *others = [(length, tail) for length in given.lengths for tail in given.tails]
+                await bench.first_tokens(*first)
+                if given.prompts:
+                    await bench.between_tokens(first[0])
+                for length, tail in others:
+                    await bench.first_tokens(length, tail)
         except TimeoutError:
             say(f"not all was measured: {given.limit_s:g} s are over")
         same, asked = bench.same_alone
@@ -515,7 +534,8 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--lengths", type=lengths_of, default=lengths_of("32K,8K,64K"), help="the first one is measured first")
     add("--rounds", type=int, default=5)
-    add("--prompts", type=int, default=3, help="in a round of the time between tokens")
+    add("--tails", type=tails_of, default=[TAIL_TOKENS], help="tokens behind the last whole chunk, as 5,250")
+    add("--prompts", type=int, default=3, help="in a round of the time between tokens; 0: it is not measured")
     add("--shape", choices=sorted(model.SHAPES), default="llama-8b")
     add("--dummy", action="store_true", help="weights that vLLM makes up")
     add("--devices", nargs=2, default=["0", "1"], metavar=("P", "D"), help="CUDA_VISIBLE_DEVICES of both")

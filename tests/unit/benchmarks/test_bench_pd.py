@@ -14,7 +14,18 @@ import pytest
 from aiohttp import web
 
 from benchmarks import bench_pd
-from benchmarks.bench_pd import Gaps, Timed, Turn, gaps_of, gaps_within, handed_over, lengths_of, prompt_tokens, wrong
+from benchmarks.bench_pd import (
+    Gaps,
+    Timed,
+    Turn,
+    gaps_of,
+    gaps_within,
+    handed_over,
+    lengths_of,
+    prompt_tokens,
+    tails_of,
+    wrong,
+)
 from benchmarks.rows import Rows
 from benchmarks.vllm_load.counters import BROUGHT
 from benchmarks.vllm_load.reply import Reply
@@ -49,7 +60,7 @@ def test_a_problem_of_either_side_is_one_of_the_turn() -> None:
 def test_a_turn_counts_if_all_but_the_tail_was_loaded_and_the_tokens_are_the_same(
     turn: Turn, wanted: Turn, why: str
 ) -> None:
-    assert wrong(turn, wanted, LENGTH) == why
+    assert wrong(turn, wanted, LOADED) == why
 
 
 def test_gaps_count_where_they_end_within_the_time() -> None:
@@ -72,6 +83,14 @@ def test_lengths_are_whole_chunks() -> None:
             lengths_of(text)
     with pytest.raises(ValueError, match="many"):
         lengths_of("many")
+
+
+def test_a_tail_is_less_than_a_chunk() -> None:
+    assert tails_of("5,250") == [5, 250]
+    assert prompt_tokens(1024, 250) == 768 + 250
+    for text in ("0", "5,256", "-1"):
+        with pytest.raises(argparse.ArgumentTypeError, match="a tail has from 1 to 255 tokens"):
+            tails_of(text)
 
 
 def printed(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
@@ -248,6 +267,19 @@ def test_every_way_is_asked_the_same_new_prompts_and_all_rows_come(capsys: pytes
     computed = [tuple(body["prompt"]) for body in alone.asked if len(body["prompt"]) == prompt_tokens(LENGTH)]
     assert set(asked[:6]) <= set(computed)
     assert all("kv_transfer_params" not in body and "cache_salt" not in body for body in alone.asked)
+
+
+def test_each_tail_has_rows_of_its_own_and_no_answer_streams_if_no_prompts_are_wanted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    prefill, decode, alone = Engine(), Engine(), Engine()
+    prefill.waits_for, decode.follows = decode, prefill
+    assert run(prefill, decode, alone, "--tails", "5,250", "--prompts", "0") == 0
+    rows = printed(capsys)
+    assert len(rows) == 2 * 5
+    assert rows["768, tail 250 together"]["runs"] == rows["768 together"]["runs"] == 2
+    lengths = [len(body["prompt"]) for body in decode.asked]
+    assert lengths == 6 * [512 + 5] + 6 * [512 + 250]
 
 
 def test_ways_take_turns_and_the_engine_alone_is_asked_again_at_once() -> None:
