@@ -5,6 +5,7 @@ modules when it runs, so that --help and a start do not wait for modules that th
 """
 # ruff: noqa: PLC0415
 
+import errno
 import functools
 import inspect
 import os
@@ -33,6 +34,8 @@ BENCHES = ("service", "host", "start", "offload", "disk", "streaming", "recovery
 """Benchmarks of a checkout that run without a GPU (vllm only if its engine does). Those for GPUs are not listed."""
 WITH_THREADS = ("obstore", "glide_sync", "mooncake")
 """Libraries of stores with threads of their own. One that asks for Python while Python ends aborts the process."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a write that are nobody's bug."""
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 """Settings of a command whose options, --help included, another program reads."""
 
@@ -55,17 +58,24 @@ def main() -> NoReturn:
 def leave(status: int) -> NoReturn:
     """Ends this process, at once if a library of a store is loaded."""
     if any(module in sys.modules for module in WITH_THREADS):
-        try:
-            sys.stdout.flush()
+        with suppress(OSError):
             sys.stderr.flush()
-        except OSError:  # the result did not arrive
-            status = status or 1
         os._exit(status)
     sys.exit(status)
 
 
 def run_command(command: typer.Typer, name: str) -> int:
     """A command's exit status. An expected error is printed as one line, any other as a traceback and as a bug."""
+    status = _run(command, name)
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        _give_output_up(error)
+        status = status or 1
+    return status
+
+
+def _run(command: typer.Typer, name: str) -> int:
     try:
         if any("\udc80" <= letter <= "\udcff" for argument in sys.argv for letter in argument):
             raise ConfigError("argument", "the command line has bytes that are not text in UTF-8")
@@ -79,6 +89,9 @@ def run_command(command: typer.Typer, name: str) -> int:
         if isinstance(error, ImportError) and error.name == "kvserver._native":
             _complain(f"native-module: {error}; `kvserver doctor` says more")
             return 2
+        if isinstance(error, OSError) and error.errno in FULL and error.filename is None:
+            _give_output_up(error)
+            return 1
         traceback.print_exc()
         _complain("this is a bug in kvserver; the lines above belong in its report")
         return 1
@@ -484,6 +497,11 @@ def _print_json(value: object) -> None:
     import msgspec
 
     typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def _give_output_up(error: OSError) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more as it ends
+    _complain(f"output: the result was not written whole: {error.strerror}")
 
 
 def _complain(message: str) -> None:

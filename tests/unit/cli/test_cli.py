@@ -75,6 +75,9 @@ leave(run_command(app, "command"))
 """
 
 
+NOT_WRITTEN = "kvserver: output: the result was not written whole: No space left on device\n"
+
+
 def ending(module: str, status: int, stdout: int | TextIO = subprocess.PIPE) -> "subprocess.CompletedProcess[str]":
     """The end of such a process, whose output is kept until it is full or flushed."""
     command = [sys.executable, "-c", ABORTS_AS_PYTHON_ENDS, module, str(status)]
@@ -101,7 +104,27 @@ def test_a_command_with_a_client_of_a_store_ends_with_its_own_status(module: str
 
 def test_a_result_that_a_full_disk_did_not_take_is_no_success() -> None:
     with open("/dev/full", "w") as full:
-        assert ending(OBJECTS.module, 0, full).returncode == 1
+        done = ending(OBJECTS.module, 0, full)
+    assert (done.returncode, done.stderr) == (1, NOT_WRITTEN)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", [["--version"], ["serve", "--help"]])
+def test_a_full_disk_behind_the_output_is_told_in_one_line(arguments: list[str], unbuffered: str) -> None:
+    command = [sys.executable, "-m", "kvserver", *arguments]
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=WAIT_S,
+            cwd=ROOT,
+            env=environment,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, NOT_WRITTEN)
 
 
 def test_bytes_that_are_no_text_are_refused() -> None:
