@@ -44,5 +44,6 @@ class DeadlinePromises:
                 continue
             self._counts["transfers that wait for the end of their mover"] += 1
             if self.mover_of[transfer.request.cache] not in self.killed:
-                over_ms = (now_ns - transfer.asked_ns) // MS
-                raise Wrong(f"{transfer.request} has no answer after {over_ms} ms, and its mover is not killed")
+                request, waited_ms = transfer.request, (now_ns - transfer.asked_ns) // MS
+                which = f"{type(request).__name__} {request.id} with deadline_ms={request.deadline_ms}"
+                raise Wrong(f"{which} has no answer after {waited_ms} ms, and its mover is not killed")
