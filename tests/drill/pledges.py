@@ -34,6 +34,13 @@ BUGS = (
         "if wait.until <= depth + 1",
     ),
     Bug("P2", "a waiting retrieve is never ordered", AWAITS, r"wait\.on_come\(now_ns\)", "pass"),
+    Bug(
+        "P2",
+        "the copy of a chunk that came has no deadline",
+        TRANSFERS,
+        r"job\.take_awaiting\(\) if needs:",
+        'job.take_awaiting()\n    core.timers.cancel("job", job.number)\n    if needs:',
+    ),
     Bug("P2", "who waits is not told of the end of a pledge", AWAITS, r"wait\.on_end\(error, now_ns\)", "pass"),
     Bug(
         "P2",

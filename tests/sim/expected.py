@@ -107,6 +107,7 @@ EXPECTED = (
     "blocks compared",
     "chunks awaited",
     "retrieves that waited for a store",
+    "transfers that wait for the end of their mover",
     *(f"pledge {how}" for how in PLEDGE_ENDS),
     "scrubs",
     "scrubs that found something",

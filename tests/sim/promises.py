@@ -54,6 +54,7 @@ from kvserver.wire.messages import (
 from kvserver.wire.orders import Copy, FetchRemote, PutRemote
 
 from .content import Path, is_chain, keys_of, path_of
+from .deadline_promises import DeadlinePromises, Unanswered
 from .digest_promises import DigestPromises
 from .disk_promises import DiskPromises, Shard
 from .ledger import Both, Ledger, away_of, needed, servable, serves
@@ -153,6 +154,8 @@ class LookupCounts:
     must_fail: bool
     excused: bool = False
     """The asker is gone; an answer may still come."""
+    transfer: Unanswered | None = None
+    """If it is a store or a retrieve."""
 
 
 class Promises:
@@ -163,12 +166,14 @@ class Promises:
         ledger: Ledger,
         shapes: dict[bytes, Shape],
         pledges: PledgePromises,
+        deadlines: DeadlinePromises,
         *,
         lease_ttl_ms: int,
         lease_extended_ms: int,
     ) -> None:
         self.quotas = Quotas((), ledger, shapes)
         self.pledges = pledges
+        self.deadlines = deadlines
         self._ledger = ledger
         self._shapes = shapes
         self._lease_ttl_ms = lease_ttl_ms
@@ -211,8 +216,10 @@ class Promises:
 
     # ---------------------------------------------------------------- requests and replies
 
-    def arrived(self, peer: int, request: Request, must_fail: bool) -> None:
-        self.asked.setdefault((peer, request.id), []).append(LookupCounts(request, must_fail))
+    def arrived(self, peer: int, request: Request, must_fail: bool, now_ns: int) -> None:
+        transfer = Unanswered(request, now_ns) if isinstance(request, Store | Retrieve) else None
+        asked = LookupCounts(request, must_fail, transfer=transfer)
+        self.asked.setdefault((peer, request.id), []).append(asked)
 
     def commanded(self, peer: int, command: AnyCommand, must_fail: bool) -> None:
         self.asked[peer, COMMAND_ID] = [LookupCounts(command, must_fail)]
@@ -236,6 +243,11 @@ class Promises:
 
     def unanswered(self) -> list[Request | AnyCommand]:
         return [asked.request for waiting in self.asked.values() for asked in waiting if not asked.excused]
+
+    def check_in_time(self, now_ns: int) -> None:
+        """After a tick no transfer of a living asker is without its answer for too long."""
+        asked = [asked for waiting in self.asked.values() for asked in waiting if not asked.excused]
+        self.deadlines.check([one.transfer for one in asked if one.transfer is not None], now_ns)
 
     def excuse(self, peer: int) -> None:
         for (asker, _), waiting in self.asked.items():

@@ -86,6 +86,7 @@ from . import ledger as ledgers
 from . import operators, service_view
 from .board import Board
 from .content import path_of
+from .deadline_promises import DeadlinePromises
 from .digest_promises import Expected
 from .ledger import offsets_in, records_in, survivors
 from .memory import Pool, Wrong
@@ -145,7 +146,9 @@ class Shell:
         pledged_bytes = bounds.arena_bytes * bounds.pledged_percent_max // 100
         pledges_room = bounds.pledges_total_max, bounds.pledged_chunks_max, pledged_bytes
         pledges = PledgePromises(world.counts, room=pledges_room, **times)
-        self.promises = Promises(ledger, world.shapes, pledges, **leases)
+        patience = {"job_ttl_ms": bounds.job_ttl_ms, "grace_ms": bounds.mover_grace_ms}
+        deadlines = DeadlinePromises(world.counts, **patience)
+        self.promises = Promises(ledger, world.shapes, pledges, deadlines, **leases)
         self.promises.quotas = Quotas(bounds.tenants, ledger, world.shapes)
         self.promises.disk.began(bounds, world.now_ns)
         self.promises.may_decline = bounds.recompute_tokens_per_s > 0
@@ -173,7 +176,7 @@ class Shell:
         match event:
             case Arrived(peer, request):
                 world.counts[f"request {type(request).__name__}"] += 1
-                self.promises.arrived(peer, request, must_fail)
+                self.promises.arrived(peer, request, must_fail, world.now_ns)
                 if isinstance(request, Retrieve):
                     sound = sound and service_view.takes_jobs(self.service, request.cache)
                     refusal = self.promises.before_retrieve(peer, request, world.now_ns)
@@ -259,6 +262,7 @@ class Shell:
         if isinstance(event, Tick):
             facts = service_view.pledges(self.service), service_view.sessions(self.service)
             self.promises.pledges.check(world.now_ns, *facts)
+            self.promises.check_in_time(world.now_ns)
         if may_lose:
             self.promises.lost_leases(service_view.leases(self.service), world.now_ns)
         unknown = service_view.leases(self.service) - self.promises.leases.keys()
@@ -482,6 +486,7 @@ class Shell:
                 raise Wrong(f"mover {wish.mover} is to be killed, but is gone or being killed")
             self._movers_ready[wish.mover] = False
             self._killed.append(wish.mover)
+            self.promises.deadlines.killed.add(wish.mover)
         self._world.supervisor.wishes.append(wish)
 
     def _instruct(self, effect: Instruct) -> None:
@@ -498,6 +503,7 @@ class Shell:
                 assert pool is not None
                 facts = CacheFacts(self.promises.sessions[order.session], pool.digest, pool.shape, pool.rank)
                 self.promises.caches[order.cache] = facts
+                self.promises.deadlines.mover_of[order.cache] = effect.mover
             case Copy():
                 self.promises.copy_sent(order)
                 self._world.counts["retrieves that waited for a store"] += order.job in self._awaiting

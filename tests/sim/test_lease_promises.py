@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 
 from .content import keys_of
+from .deadline_promises import DeadlinePromises
 from .ledger import Ledger
 from .memory import Arena, Wrong
 from .pledge_promises import PledgePromises
@@ -19,7 +20,8 @@ def books_at(now_ns: int, *, pledge: int = 0) -> Promises:
     """Books with one lease in each of two namespaces, of which the ledger holds nothing."""
     shapes = {LEAVES: SHAPES[0], STAYS: SHAPES[4]}
     pledges = PledgePromises(Counter(), ttl_ms=5, patience_ms=3, room=(2, 5, 7))
-    books = Promises(Ledger(Arena(4096, 1)), shapes, pledges, lease_ttl_ms=7, lease_extended_ms=11)
+    deadlines = DeadlinePromises(Counter(), job_ttl_ms=13, grace_ms=17)
+    books = Promises(Ledger(Arena(4096, 1)), shapes, pledges, deadlines, lease_ttl_ms=7, lease_extended_ms=11)
     for number, digest in enumerate(shapes, 13):
         lease = LeaseFacts(EngineFacts(ranks=1), digest, keys_of((0, 2, 1)), EXPIRES_NS, pledge=pledge)
         books.leases[number] = lease

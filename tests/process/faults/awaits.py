@@ -11,14 +11,16 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 
 from kvclient import Lease
 from kvserver.service.requests.awaits import DISTRUSTED_PATIENCES
 from tests.process.engine import Engine, Prompt, Waiting, prompt
-from tests.process.faults.scene import Scene
+from tests.process.faults.scene import FLIGHT_CHUNKS, Scene
 from tests.process.faults.sigkill import kill_brain, kill_mover
-from tests.process.harness import OBSERVER_SESSIONS, WAIT_S, resume, stop, stopped, until
+from tests.process.faults.sigstop import LATE_S
+from tests.process.harness import OBSERVER_SESSIONS, WAIT_S, is_gone, resume, stop, stopped, until
 from tests.process.worker import Worker
 
 AWAIT_S = 3 * WAIT_S
@@ -28,23 +30,34 @@ HURRY_S = 1.0
 PATIENCE_MS = int(AWAIT_S * 1000)
 SHORT_PATIENCE_MS = 3000
 SLOW_PATIENCE_MS = 2000
+STUCK_GRACE_MS = 700
+"""How long the brain waits for a mover that does not go on."""
 SLOW_S = 2.6
 """How long the stores of a slow prompt take in all: longer than the patience. Each of them takes less."""
 LENGTHS = (4, 5, 7)
 """Chunks of a prompt that is awaited: less than a quarter of the arena."""
+HELD = (0, 1, 2)
+"""Chunks that are held before anything is pledged."""
 ATTEMPTS_MAX = 20
 
 
 class Prefill:
     """A prompt that a worker computes, up to the chunk at which the fault falls. The survivor awaits it, or nobody."""
 
-    def __init__(self, scene: Scene, round_: int, producer: Worker) -> None:
+    def __init__(
+        self,
+        scene: Scene,
+        round_: int,
+        producer: Worker,
+        *,
+        lengths: Sequence[int] = LENGTHS,
+        helds: Sequence[int] = HELD,
+    ) -> None:
         vary = random.Random(round_)
         self.scene, self.producer = scene, producer
         self.seed = scene.fresh_seed()
-        self.story = prompt(self.seed, vary.choice(LENGTHS))
-        self.held = vary.choice((0, 1, 2))
-        """Chunks that are held before anything is pledged."""
+        self.story = prompt(self.seed, vary.choice(lengths))
+        self.held = vary.choice(helds)
         ahead = self.story.chunks - self.held
         self.came = self.held + (ahead // 2, 0, ahead - 1)[round_ % 3]
         """Chunks that are there when the fault falls."""
@@ -404,24 +417,66 @@ def consumer_aborts(scene: Scene, round_: int) -> None:
 
 
 def consumer_out_of_time(scene: Scene, round_: int) -> None:
-    """Its own deadline ends the wait. It asks again while the producer, which was only slow, goes on."""
+    """Its own deadline ends the wait. It asks again while the producer, which was only slow, goes on.
+
+    The mover may have been stopped while it copied what is there. It still could write, so the retrieve ends after
+    the store under way."""
     with _producer(scene) as producer:
         producer.call("ready")
         prefill = Prefill(scene, round_, producer).pledged()
         prefill.goes_on()
+        overdue = _copies_overdue(scene)
         waiting = Waiting(scene.survivor, prefill.story, HURRY_S)
         with prefill.amid_a_store():
-            result = waiting.end()
+            until(
+                "the retrieve to end or to be overdue",
+                lambda: waiting.future.done() or _copies_overdue(scene) > overdue,
+                HURRY_S + LATE_S,
+            )
+        result = waiting.end()
         scene.seen[f"out of time: {result.why or 'whole'}"] += 1
         if result.why != "timeout":  # a stopped mover does not bring in time what was there already
             assert result.ok or result.why == "not-coming", result
             assert waiting.right in prefill.may_have_come
         prefill.finishes_the_store()
         if not result.ok:
-            waiting.begin(AWAIT_S)
-            prefill.stores(prefill.may_have_come[-1], prefill.story.chunks)
-            assert waiting.end().ok
+            _asks_again(scene, prefill, waiting, prefill.may_have_come[-1])
         prefill.ended("stored")
+
+
+def consumer_out_of_time_amid_its_copy(scene: Scene, round_: int) -> None:
+    """A stopped mover could still write what is there. So the retrieve is overdue, and ends when the mover goes on."""
+    with _producer(scene) as producer:
+        producer.call("ready")
+        prefill = _mostly_there(scene, round_, producer)
+        overdue = _copies_overdue(scene)
+        mover_pid, waiting = _stopped_amid_the_copy(scene, prefill)
+        until("the retrieve to be overdue", lambda: _copies_overdue(scene) > overdue, HURRY_S + LATE_S)
+        assert not waiting.future.done(), "blocks that may still be written were handed back"
+        resume(mover_pid)
+        result = waiting.end()
+        assert result.why in ("timeout", "not-coming"), result
+        scene.seen[f"out of time: {result.why}"] += 1
+        _asks_again(scene, prefill, waiting, prefill.came)
+        prefill.ended("stored")
+
+
+def consumer_out_of_time_mover_stuck(scene: Scene, round_: int) -> None:
+    """The stopped mover does not go on. The brain kills it, and only then the retrieve ends: within its bound."""
+    with _producer(scene) as producer:
+        producer.call("ready")
+        prefill = _mostly_there(scene, round_, producer)
+        mover_pid, waiting = _stopped_amid_the_copy(scene, prefill)
+        gone_at_the_end: Future[bool] = Future()
+        waiting.future.add_done_callback(lambda _: gone_at_the_end.set_result(is_gone(mover_pid)))
+        bound_s = HURRY_S + STUCK_GRACE_MS / 1000
+        assert gone_at_the_end.result(bound_s + LATE_S), "the retrieve ended while the mover could still write"
+        result = waiting.end()
+        assert not result.ok
+        assert not waiting.right, result
+        scene.seen[f"out of time: {result.why}"] += 1
+        _wait_both_registered(scene, producer)
+        prefill.comes_after_all(waiting, producer)
 
 
 # ---------------------------------------------------------------- the server
@@ -464,6 +519,38 @@ def pledges_ended(scene: Scene) -> Counter[str]:
     ended = scene.server.status().counters["pledges_ended"]
     assert isinstance(ended, dict)
     return Counter(ended)
+
+
+def _copies_overdue(scene: Scene) -> int:
+    """How many copies to the survivor were still under way at the deadline of their retrieve."""
+    return scene.survivor.client.counters.retrieves_overdue
+
+
+def _mostly_there(scene: Scene, round_: int, producer: Worker) -> Prefill:
+    """A pledged prompt of which so much is there that a copy of it takes several milliseconds."""
+    few = [FLIGHT_CHUNKS - ahead for ahead in (1, 2, 4)]
+    prefill = Prefill(scene, round_, producer, lengths=[FLIGHT_CHUNKS], helds=few).pledged()
+    prefill.goes_on()
+    return prefill
+
+
+def _stopped_amid_the_copy(scene: Scene, prefill: Prefill) -> tuple[int, Waiting]:
+    """The survivor hurries, and the mover is stopped while it copies what is there. Returns the mover's pid as well."""
+
+    def missed(waiting: Waiting) -> None:
+        assert waiting.end().why == "not-coming"
+
+    return scene.hold_copying(
+        lambda: Waiting(scene.survivor, prefill.story, HURRY_S), lambda waiting: waiting.future.done(), missed
+    )
+
+
+def _asks_again(scene: Scene, prefill: Prefill, waiting: Waiting, there: int) -> None:
+    """Who was out of time awaits the rest, which the producer stores: chunks from `there` on."""
+    scene.survivor.ready()  # else a gate that the overdue job shut would keep the lookup from being sent
+    waiting.begin(AWAIT_S)
+    prefill.stores(there, prefill.story.chunks)
+    assert waiting.end().ok
 
 
 def _producer(scene: Scene, epoch: int | None = None, rank: int = 0) -> Worker:

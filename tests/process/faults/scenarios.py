@@ -30,6 +30,7 @@ AWAITS = LONG | {
 """Nothing that somebody should have ended ends by itself while a test waits for it."""
 IMPATIENT = AWAITS | {"pledge_patience_ms": awaits.SHORT_PATIENCE_MS}
 SLOW = AWAITS | {"pledge_patience_ms": awaits.SLOW_PATIENCE_MS}
+STUCK = AWAITS | {"mover_grace_ms": awaits.STUCK_GRACE_MS}
 CRAMPED = AWAITS | {"arena_bytes": 64 << 20}
 
 SCENARIOS = {
@@ -62,6 +63,8 @@ SCENARIOS = {
     "await-consumer-killed": Scenario(awaits.consumer_killed, AWAITS, 1),
     "await-consumer-aborts": Scenario(awaits.consumer_aborts, AWAITS, 1),
     "await-consumer-out-of-time": Scenario(awaits.consumer_out_of_time, AWAITS, 1),
+    "await-consumer-amid-its-copy": Scenario(awaits.consumer_out_of_time_amid_its_copy, AWAITS, 1),
+    "await-consumer-mover-stuck": Scenario(awaits.consumer_out_of_time_mover_stuck, STUCK, 1),
     "await-brain": Scenario(awaits.brain, AWAITS, 1),
     "await-mover": Scenario(awaits.mover, AWAITS, 1),
     "await-supervisor": Scenario(awaits.supervisor, AWAITS, 1),

@@ -22,6 +22,8 @@ from tests.process.faults.scenarios import run
         ("await-consumer-killed", 2),
         ("await-consumer-aborts", 2),
         ("await-consumer-out-of-time", 1),
+        ("await-consumer-amid-its-copy", 1),
+        ("await-consumer-mover-stuck", 1),
         ("await-brain", 1),
         ("await-mover", 2),
         ("await-supervisor", 1),

@@ -110,6 +110,26 @@ def test_a_producer_that_stores_nothing_ends_the_wait_within_its_bound(deadline_
         scene.check_nothing_is_left()
 
 
+def test_a_chunk_that_came_and_is_not_copied_is_waited_for_until_the_deadline_and_the_movers_grace() -> None:
+    """Its mover has stopped in the middle of the copy. Only the mover's end gives the blocks back."""
+    scene = Scene(mover_grace_ms=2_000)
+    scene.pledge()
+    part = scene.retrieve(scene.await_().lease, 0, 1, more=False, deadline_ms=1_000)
+    scene.rig.wait_ms(800)
+    scene.rig.movers_copy = False
+    assert scene.store(0, 1) is None
+    scene.rig.finish()
+    (copy,) = [order for _, order in scene.rig.copies]
+    assert copy.kind == "retrieve"
+    scene.rig.wait_ms(2_100)
+    assert scene.answer(part) is None
+    assert scene.rig.kills == 0
+    scene.rig.wait_ms(200)
+    assert is_refusal(scene.answer(part), "device", "mover-lost")
+    assert scene.rig.kills == 1
+    assert scene.pinned == 0
+
+
 def test_each_chunk_that_comes_is_progress_and_the_time_to_live_is_not_prolonged() -> None:
     scene = Scene(pledge_patience_ms=1_000)
     scene.pledge(ttl_ms=2_500)
