@@ -165,6 +165,8 @@ class Jobs:
         nothing = RetrieveResult(False, 0, "client-bug")
 
         async def begin(index: int) -> RetrieveResult:
+            if index and time.monotonic() >= due_s:  # else each part could hold the blocks for a mover's grace
+                return RetrieveResult(False, 0, "timeout")
             is_last = index + 1 == len(parts)
             shards = [
                 self._retrieve_part(cache, lease, parts[index], due_s, more=not is_last or cache is not caches[-1])

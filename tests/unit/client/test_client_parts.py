@@ -8,10 +8,10 @@ import pytest
 from kvclient import Blocks, Cache, RequestError, RetrieveResult, StoreResult
 from kvclient.memory.blocks import PART_CHUNKS_MAX
 from kvclient.transport.jobs import PARTS_AHEAD_MAX
-from kvserver._native import DONE, FAILED
+from kvserver._native import DONE, FAILED, SUBMITTED
 from kvserver.wire import messages as wire
 from tests.rigs.client_rig import BLOCK_BYTES, BLOCKS_PER_CHUNK, Rig, chunks, keys_of, rig, turns
-from tests.rigs.fake_server import WAIT_S
+from tests.rigs.fake_server import WAIT_S, until
 
 
 def test_parts_of_a_large_store_run_side_by_side(tmp_path: Path) -> None:
@@ -59,11 +59,13 @@ def test_a_retrieve_beyond_the_servers_limit_is_cut(tmp_path: Path) -> None:
         assert first.lease == second.lease
 
 
-def from_disk(at: Rig, monkeypatch: pytest.MonkeyPatch, count: int) -> "Future[RetrieveResult]":
+def from_disk(
+    at: Rig, monkeypatch: pytest.MonkeyPatch, count: int, timeout_s: float = WAIT_S
+) -> "Future[RetrieveResult]":
     """A retrieve that is cut into as many parts as it has chunks."""
     monkeypatch.setattr("kvclient.memory.blocks.STREAMED_BYTES", 1)
     at.fake.chunks_on_disk = 1
-    return at.client.retrieve(at.cache, at.lease(count), chunks(0, count))
+    return at.client.retrieve(at.cache, at.lease(count), chunks(0, count), timeout_s=timeout_s)
 
 
 def test_parts_of_a_retrieve_from_disk_are_under_way_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,6 +98,24 @@ def test_a_retrieve_ends_with_its_first_part_that_fails_when_no_other_is_being_w
         assert not future.done(), "a mover may still write the blocks of the second part"
         at.fake.answer_as_usual(second)
         assert future.result(WAIT_S) == RetrieveResult(False, BLOCKS_PER_CHUNK * BLOCK_BYTES, "disk-io")
+        assert at.fake.count(wire.Retrieve) == 2
+
+
+def test_no_part_begins_after_the_deadline_though_those_before_ended_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with rig(tmp_path) as at:
+        at.fake.hold.add(wire.Retrieve)
+        future = from_disk(at, monkeypatch, 5, timeout_s=0.3)
+        begun = [at.fake.wait_for(wire.Retrieve, number) for number in (1, 2)]
+        for request in begun:
+            at.fake.set_word(request, SUBMITTED)
+        until("both deadlines", lambda: at.client.counters.retrieves_overdue == 2)
+        at.fake.hold.clear()
+        for request in begun:  # the mover was slow
+            at.fake.set_word(request, DONE)
+        assert future.result(WAIT_S) == RetrieveResult(False, 2 * BLOCKS_PER_CHUNK * BLOCK_BYTES, "timeout")
+        turns(at)
         assert at.fake.count(wire.Retrieve) == 2
 
 
