@@ -27,10 +27,25 @@ WAYS = 4
 """Places in which a chunk may lie."""
 
 
+class Marker:
+    """Makes the marks of a namespace's chunks under one epoch. It has hashed what they share: a copy of that hash takes
+    less than half the time of a new one."""
+
+    __slots__ = ("_shared",)
+
+    def __init__(self, namespace: bytes, epoch: int) -> None:
+        self._shared = blake2b(namespace + epoch.to_bytes(8, "little"), digest_size=MARK_BYTES)
+
+    def of(self, key: bytes) -> int:
+        """64 bits that stand for a chunk; the lowest two are 0 and make room for a kind."""
+        told = self._shared.copy()
+        told.update(key)
+        return int.from_bytes(told.digest(), "little") & ~KIND_BITS
+
+
 def mark_of(namespace: bytes, epoch: int, key: bytes) -> int:
-    """64 bits that stand for a chunk; the lowest two are 0 and make room for a kind."""
-    told = namespace + epoch.to_bytes(8, "little") + key
-    return int.from_bytes(blake2b(told, digest_size=MARK_BYTES).digest(), "little") & ~KIND_BITS
+    """The mark of one chunk."""
+    return Marker(namespace, epoch).of(key)
 
 
 def pack(marks: Sequence[int]) -> bytes:
@@ -69,7 +84,7 @@ class KnownChunks:
 
     def is_written(self, mark: int) -> bool:
         """The kind that counts for the chunk is WRITTEN."""
-        return mark | WRITTEN in self._in_store.bucket(mark)
+        return self._in_store.has(mark | WRITTEN)
 
 
 class _Marks:
@@ -96,13 +111,14 @@ class _Marks:
         self._marks[first + at] = mark
         return bucket[at]
 
-    def bucket(self, mark: int) -> "array[int]":
-        """A copy of the places where the mark may lie."""
-        first = self._first(mark)
-        return self._marks[first : first + WAYS]
+    def has(self, mark: int) -> bool:
+        """Whether it is there with this very kind. Nearly every lookup that misses asks."""
+        first = (mark >> 2 & self._last_bucket) * WAYS
+        return mark in self._marks[first : first + WAYS]
 
     def kind(self, mark: int) -> int:
-        for there in self.bucket(mark):
+        first = self._first(mark)
+        for there in self._marks[first : first + WAYS]:
             if there & ~KIND_BITS == mark:
                 return there & KIND_BITS
         return UNKNOWN

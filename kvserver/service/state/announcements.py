@@ -53,13 +53,20 @@ class Announcements:
             return "silent"
         return "doubted" if now_ns < self.doubted_until_ns else "heard"
 
-    def are_believed(self, epoch: int, now_ns: int) -> bool:
-        """All were heard lately, nothing makes them doubtful, and no try is due."""
-        return self.state(epoch, now_ns) == "heard" and not self.is_try_due(now_ns)
+    def believed_until_ns(self, epoch: int, now_ns: int) -> int:
+        """Until when a chunk of which nobody tells is passed over, unless it is its turn to be tried; 0: it is not."""
+        if self.heard_ns is None or self.state(epoch, now_ns) != "heard":
+            return 0
+        return min(self.heard_ns + HEARD_MS * MILLISECOND_NS, self.try_at_ns)
+
+    @property
+    def is_turn_to_try(self) -> bool:
+        """Enough chunks of which nobody had told were passed over."""
+        return not (self.unasked + 1) % TRIED_EVERY
 
     def is_try_due(self, now_ns: int) -> bool:
         """Whether the next chunk of which nobody has told is looked for all the same."""
-        return not (self.unasked + 1) % TRIED_EVERY or now_ns >= self.try_at_ns
+        return self.is_turn_to_try or now_ns >= self.try_at_ns
 
     def passed_over(self) -> None:
         """A chunk of which nobody has told was looked up, and is not looked for."""
