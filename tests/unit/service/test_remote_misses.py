@@ -3,6 +3,7 @@
 import pytest
 
 from kvserver.remote.announcement import STORED, WAYS, WRITTEN, KnownChunks, pack
+from kvserver.service.base.events import MoverGone
 from kvserver.service.state import remote_tier
 from kvserver.service.state.announcements import HEARD_MS, MILLISECOND_NS, Announcements
 from kvserver.wire.messages import Clear
@@ -77,6 +78,15 @@ def test_after_a_clear_here_no_miss_is_passed_over_as_unannounced_and_none_is_lo
     rig.ask(rig.client.peer, Clear(rig.number(), NAMESPACE))
     misses(rig, 1, 3)
     assert (rig.probes(), unannounced(rig)) == (0, before)
+
+
+def test_when_its_mover_has_ended_a_miss_is_not_passed_over_as_unannounced() -> None:
+    rig = Announcing()
+    misses(rig, 2)
+    before = unannounced(rig)
+    rig.handle(MoverGone(rig.mover, "signal 9"))
+    misses(rig, 3)
+    assert unannounced(rig) == before, "the next mover reads from the beginning what was told"
 
 
 def test_once_the_epoch_is_known_again_an_announced_chunk_is_looked_for_at_once() -> None:
