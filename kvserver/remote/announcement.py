@@ -20,6 +20,7 @@ GONE: Kind = 3
 """It was in the store, and is not there any more."""
 MARK_BYTES = 8
 KIND_BITS = 3
+MARK_BITS = ~KIND_BITS
 KNOWN_MAX = 1 << 20
 """Chunks of which a server knows that they are in the store or gone from it, and likewise that they are stored
 elsewhere: 8 MiB each."""
@@ -40,7 +41,7 @@ class Marker:
         """64 bits that stand for a chunk; the lowest two are 0 and make room for a kind."""
         told = self._shared.copy()
         told.update(key)
-        return int.from_bytes(told.digest(), "little") & ~KIND_BITS
+        return int.from_bytes(told.digest(), "little") & MARK_BITS
 
 
 def mark_of(namespace: bytes, epoch: int, key: bytes) -> int:
@@ -112,9 +113,10 @@ class _Marks:
         return bucket[at]
 
     def has(self, mark: int) -> bool:
-        """Whether it is there with this very kind. Nearly every lookup that misses asks."""
+        """Whether it is there with this very kind. Nearly every lookup that misses asks. A bucket is filled from its
+        first place on, and no place is ever free again."""
         first = (mark >> 2 & self._last_bucket) * WAYS
-        return mark in self._marks[first : first + WAYS]
+        return self._marks[first] != 0 and mark in self._marks[first : first + WAYS]
 
     def kind(self, mark: int) -> int:
         first = self._first(mark)
