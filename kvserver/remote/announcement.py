@@ -67,8 +67,8 @@ class KnownChunks:
 
     def __init__(self, most: int = KNOWN_MAX) -> None:
         """most: chunks of each of the two, a power of two."""
-        self._in_store = _Marks(most)
-        self._stored = _Marks(most)
+        self.in_store = Marks(most)
+        self._stored = Marks(most)
         self.forgotten = 0
         """Chunks in the store whose place was taken."""
 
@@ -77,18 +77,18 @@ class KnownChunks:
         if kind == STORED:
             self._stored.put(mark | kind)
         elif kind in (WRITTEN, GONE):
-            self.forgotten += self._in_store.put(mark | kind) & KIND_BITS == WRITTEN
+            self.forgotten += self.in_store.put(mark | kind) & KIND_BITS == WRITTEN
 
     def kind(self, mark: int) -> int:
         """The kind that counts for the chunk."""
-        return self._in_store.kind(mark) or self._stored.kind(mark)
+        return self.in_store.kind(mark) or self._stored.kind(mark)
 
     def is_written(self, mark: int) -> bool:
         """The kind that counts for the chunk is WRITTEN."""
-        return self._in_store.has(mark | WRITTEN)
+        return self.in_store.has(mark | WRITTEN)
 
 
-class _Marks:
+class Marks:
     """A table of marks with kinds, in buckets of WAYS places."""
 
     def __init__(self, most: int) -> None:

@@ -177,10 +177,10 @@ BUGS = (
         "P8",
         "a miss is never the one to be tried",
         f"{STATE}/passing.py",
-        r"not self\.announcements\.is_turn_to_try and not",
+        r"self\.announcements\.untried > 0 and not",
         "not",
     ),
-    Bug("P8", "an announced chunk is passed over", f"{STATE}/passing.py", r"not self\.known\.is_written[^\n]*", "True"),
+    Bug("P8", "an announced chunk is passed over", f"{STATE}/passing.py", r"not self\.in_store\.has[^\n]*", "True"),
     Bug(
         "P8",
         "a chunk that was found by a try makes nothing doubtful",

@@ -43,8 +43,8 @@ class Announcements:
     heard_ns: int | None = None
     """When all had been read, the last time; None: not yet."""
     doubted_until_ns: int = 0
-    unasked: int = TRIED_EVERY - 1
-    """Chunks of which nobody had told when they were looked up, and some more: so the first one is tried."""
+    untried: int = 0
+    """So many chunks of which nobody has told are passed over before one is tried. The first one is."""
     try_at_ns: int = 0
     """Then one is tried in any case."""
 
@@ -59,22 +59,17 @@ class Announcements:
             return 0
         return min(self.heard_ns + HEARD_MS * MILLISECOND_NS, self.try_at_ns)
 
-    @property
-    def is_turn_to_try(self) -> bool:
-        """Enough chunks of which nobody had told were passed over."""
-        return not (self.unasked + 1) % TRIED_EVERY
-
     def is_try_due(self, now_ns: int) -> bool:
         """Whether the next chunk of which nobody has told is looked for all the same."""
-        return self.is_turn_to_try or now_ns >= self.try_at_ns
+        return not self.untried or now_ns >= self.try_at_ns
 
     def passed_over(self) -> None:
         """A chunk of which nobody has told was looked up, and is not looked for."""
-        self.unasked += 1
+        self.untried -= 1
 
     def tries(self, now_ns: int) -> None:
         """A chunk of which nobody has told is looked for."""
-        self.unasked += 1
+        self.untried = TRIED_EVERY - 1
         self.try_at_ns = now_ns + TRIED_MS * MILLISECOND_NS
 
     def is_behind(self, epoch: int) -> bool:

@@ -8,7 +8,7 @@ chunk's mark and a look at what is known of it.
 
 from dataclasses import dataclass
 
-from kvserver.remote.announcement import KnownChunks, Marker
+from kvserver.remote.announcement import WRITTEN, Marker, Marks
 from kvserver.service.state.announcements import Announcements
 from kvserver.service.telling.counters import RemoteCounts
 
@@ -19,9 +19,10 @@ class Passing:
 
     from_ns: int
     until_ns: int
-    known: KnownChunks
+    in_store: Marks
+    """The chunks that are said to be in the store."""
     forgotten: int
-    """Of `known`, when this was made. It holds no longer when that has changed."""
+    """Of KnownChunks, when this was made. It holds no longer when that has changed."""
     announcements: Announcements
     counts: RemoteCounts
     marker: Marker | None
@@ -31,4 +32,4 @@ class Passing:
         """The store is not asked for the chunk: no epoch counts, or nobody has told of it and no try is due."""
         if self.marker is None:
             return True
-        return not self.announcements.is_turn_to_try and not self.known.is_written(self.marker.of(key))
+        return self.announcements.untried > 0 and not self.in_store.has(self.marker.of(key) | WRITTEN)

@@ -488,7 +488,7 @@ class RemoteTier:
         return Passing(
             from_ns=now_ns,
             until_ns=until_ns,
-            known=self.known,
+            in_store=self.known.in_store,
             forgotten=self.known.forgotten,
             announcements=known.announcements,
             counts=self.counts,
