@@ -20,7 +20,7 @@ class Passing:
     from_ns: int
     until_ns: int
     in_store: Marks
-    """The chunks that are said to be in the store."""
+    """Marks of what was told of chunks in the store."""
     forgotten: int
     """Of KnownChunks, when this was made. It holds no longer when that has changed."""
     announcements: Announcements
