@@ -8,10 +8,10 @@ from kvserver.service.state import remote_tier
 from kvserver.service.state.announcements import HEARD_MS, MILLISECOND_NS, Announcements
 from kvserver.wire.messages import Clear
 from kvserver.wire.orders import ListenRemote, ReadRemoteNote, RemoteHeard, RemoteNoteRead
+from tests.rigs.announcing_rig import CHUNKS, KEYS, Announcing, mark
 from tests.rigs.brain_rig import NAMESPACE, chain
 from tests.rigs.remote_rig import EPOCH, RemoteRig
 from tests.rigs.several_rig import SeveralRig
-from tests.unit.service.test_remote_announcements import CHUNKS, KEYS, Announcing, mark
 
 
 def unannounced(rig: RemoteRig | SeveralRig) -> int:
