@@ -20,6 +20,7 @@ GONE: Kind = 3
 """It was in the store, and is not there any more."""
 MARK_BYTES = 8
 KIND_BITS = 3
+MARK_BITS = ~KIND_BITS
 KNOWN_MAX = 1 << 20
 """Chunks of which a server knows that they are in the store or gone from it, and likewise that they are stored
 elsewhere: 8 MiB each."""
@@ -27,10 +28,25 @@ WAYS = 4
 """Places in which a chunk may lie."""
 
 
+class Marker:
+    """Makes the marks of a namespace's chunks under one epoch. It has hashed what they share: a copy of that hash takes
+    less than half the time of a new one."""
+
+    __slots__ = ("_shared",)
+
+    def __init__(self, namespace: bytes, epoch: int) -> None:
+        self._shared = blake2b(namespace + epoch.to_bytes(8, "little"), digest_size=MARK_BYTES)
+
+    def of(self, key: bytes) -> int:
+        """64 bits that stand for a chunk; the lowest two are 0 and make room for a kind."""
+        told = self._shared.copy()
+        told.update(key)
+        return int.from_bytes(told.digest(), "little") & MARK_BITS
+
+
 def mark_of(namespace: bytes, epoch: int, key: bytes) -> int:
-    """64 bits that stand for a chunk; the lowest two are 0 and make room for a kind."""
-    told = namespace + epoch.to_bytes(8, "little") + key
-    return int.from_bytes(blake2b(told, digest_size=MARK_BYTES).digest(), "little") & ~KIND_BITS
+    """The mark of one chunk."""
+    return Marker(namespace, epoch).of(key)
 
 
 def pack(marks: Sequence[int]) -> bytes:
@@ -51,8 +67,8 @@ class KnownChunks:
 
     def __init__(self, most: int = KNOWN_MAX) -> None:
         """most: chunks of each of the two, a power of two."""
-        self._in_store = _Marks(most)
-        self._stored = _Marks(most)
+        self.in_store = Marks(most)
+        self._stored = Marks(most)
         self.forgotten = 0
         """Chunks in the store whose place was taken."""
 
@@ -61,18 +77,18 @@ class KnownChunks:
         if kind == STORED:
             self._stored.put(mark | kind)
         elif kind in (WRITTEN, GONE):
-            self.forgotten += self._in_store.put(mark | kind) & KIND_BITS == WRITTEN
+            self.forgotten += self.in_store.put(mark | kind) & KIND_BITS == WRITTEN
 
     def kind(self, mark: int) -> int:
         """The kind that counts for the chunk."""
-        return self._in_store.kind(mark) or self._stored.kind(mark)
+        return self.in_store.kind(mark) or self._stored.kind(mark)
 
     def is_written(self, mark: int) -> bool:
         """The kind that counts for the chunk is WRITTEN."""
-        return mark | WRITTEN in self._in_store.bucket(mark)
+        return self.in_store.has(mark | WRITTEN)
 
 
-class _Marks:
+class Marks:
     """A table of marks with kinds, in buckets of WAYS places."""
 
     def __init__(self, most: int) -> None:
@@ -96,13 +112,15 @@ class _Marks:
         self._marks[first + at] = mark
         return bucket[at]
 
-    def bucket(self, mark: int) -> "array[int]":
-        """A copy of the places where the mark may lie."""
-        first = self._first(mark)
-        return self._marks[first : first + WAYS]
+    def has(self, mark: int) -> bool:
+        """Whether it is there with this very kind. Nearly every lookup that misses asks. A bucket is filled from its
+        first place on, and no place is ever free again."""
+        first = (mark >> 2 & self._last_bucket) * WAYS
+        return self._marks[first] != 0 and mark in self._marks[first : first + WAYS]
 
     def kind(self, mark: int) -> int:
-        for there in self.bucket(mark):
+        first = self._first(mark)
+        for there in self._marks[first : first + WAYS]:
             if there & ~KIND_BITS == mark:
                 return there & KIND_BITS
         return UNKNOWN

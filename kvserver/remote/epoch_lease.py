@@ -50,6 +50,11 @@ class EpochLease:
         is_known = not self._clearing and self._dropping is None and now_s < self._until_s
         return self._seen if is_known else None
 
+    @property
+    def until_s(self) -> float:
+        """When its epoch ceases to count if nothing comes between; it may be over."""
+        return self._until_s
+
     def wants_read(self, now_s: float) -> bool:
         """Whether the caller should read the note now. It counts as begun."""
         if self._clearing or now_s < self._next_read_s:

@@ -12,6 +12,7 @@ SEVERAL = "tests/unit/service/test_several_remotes.py"
 OWN_TESTS = (
     *("tests/unit/service/test_remote_reads.py", "tests/unit/service/test_remote_epochs.py"),
     *("tests/unit/service/test_remote_writes.py", "tests/unit/service/test_remote_announcements.py"),
+    "tests/unit/service/test_remote_misses.py",
     *("tests/unit/service/test_remote_status.py", SEVERAL),
     *("tests/unit/remote/test_epoch_lease.py", "tests/process/remote"),
 )
@@ -132,9 +133,59 @@ BUGS = (
     ),
     Bug(
         "P8",
+        "what was settled of misses outlives a Clear here",
+        f"{STATE}/remote_tier.py",
+        r"self\.passing = None\n        self\.owes_again",
+        "self.owes_again",
+    ),
+    Bug(
+        "P8",
+        "what was settled of misses outlives a note that tells another epoch",
+        f"{STATE}/remote_tier.py",
+        r"self\.has_job, self\.passing = False, None",
+        "self.has_job = False",
+    ),
+    Bug(
+        "P8",
+        "what was settled of misses outlives the belief in announcements",
+        f"{STATE}/remote_tier.py",
+        r"are_incomplete\(now_ns\)\n        self\.passing = None",
+        "are_incomplete(now_ns)",
+    ),
+    Bug(
+        "P8",
+        "what was settled of misses outlives the mover that had heard",
+        f"{STATE}/remote_tier.py",
+        r"self\.announcements\.mover_ended\(\)\n        self\.passing = None",
+        "self.announcements.mover_ended()",
+    ),
+    Bug(
+        "P8",
+        "misses are passed over although no epoch counts any more",
+        f"{STATE}/remote_tier.py",
+        r"min\((known\.announcements\.believed_until_ns\(epoch, now_ns\)), [^\n]*\)\n",
+        r"\1\n",
+    ),
+    Bug(
+        "P8",
+        "misses are passed over although more was told than can be known",
+        f"{STATE}/remote_tier.py",
+        r" or passing\.forgotten != self\.known\.forgotten",
+        "",
+    ),
+    Bug(
+        "P8",
+        "a miss is never the one to be tried",
+        f"{STATE}/passing.py",
+        r"self\.announcements\.untried > 0 and not",
+        "not",
+    ),
+    Bug("P8", "an announced chunk is passed over", f"{STATE}/passing.py", r"not self\.in_store\.has[^\n]*", "True"),
+    Bug(
+        "P8",
         "a chunk that was found by a try makes nothing doubtful",
         ANNOUNCEMENTS,
-        r"tier\.epochs\[[^\n]*are_incomplete\(now_ns\)",
+        r"tier\.epochs\[[^\n]*is_doubtful\(now_ns\)",
         "pass",
     ),
     Bug(

@@ -53,6 +53,7 @@ from kvserver.wire.messages import (
     Found,
     Hello,
     Lane,
+    Lookup,
     Register,
     Reply,
     Retrieve,
@@ -239,6 +240,8 @@ class Shell:
         self.promises.leases_left = service_view.leases(self.service)
         self._check_cuts(event, effects, digests)
         self._carry_out(effects)
+        if isinstance(event, Arrived) and isinstance(event.request, Lookup) and not _refuses_now(effects, event.peer):
+            self.service.lookup_took(0)  # counted when the reply is out
         for digest in self._dropped(effects):
             self.promises.namespace_dropped(digest)
         self.promises.digests.after(digests, event, effects, self.service)

@@ -1,6 +1,7 @@
 """Invariants of the remote stores."""
 
 from kvserver.service.state.core import Core
+from kvserver.service.state.passing import Passing
 from kvserver.service.state.remote_tier import (
     PURSUITS_MAX,
     QUEUE_MAX,
@@ -31,6 +32,8 @@ def check_remote(tier: RemoteTier) -> None:
     for digest, known in tier.epochs.items():
         assert known.has_job == (digest in notes)
         assert known.owes_clear or not known.clears, "a clear waits only for what the store does not know"
+        if known.passing is not None and known.passing.forgotten == tier.known.forgotten:
+            _check_passing(known.passing, tier.look_ahead(digest, known, known.passing.from_ns))
     for (digest, key), (pursuit, position) in tier.wanted.items():
         assert pursuit in tier.pursuits
         assert (pursuit.space.digest, pursuit.keys[position]) == (digest, key)
@@ -43,3 +46,13 @@ def check_remote(tier: RemoteTier) -> None:
         assert pursuit.heads is not None or pursuit in probing, "what is looked for is asked for"
         assert pursuit.heads is None or pursuit.begun <= len(pursuit.heads) == len(pursuit.keys)
         assert pursuit.fetching == sum(isinstance(job, FetchJob) and job.pursuit is pursuit for job in jobs)
+
+
+def _check_passing(kept: Passing, anew: Passing | None) -> None:
+    """Checks what was settled of misses against what a look at the same time would settle now."""
+    assert anew is not None, "misses are passed over only while that is settled"
+    assert kept.until_ns <= anew.until_ns, "and no longer"
+    if kept.marker is None or anew.marker is None:
+        assert kept.marker is anew.marker, "all chunks are passed over exactly while no epoch counts"
+    else:
+        assert kept.marker.of(b"") == anew.marker.of(b""), "marks are those of the epoch that counts"

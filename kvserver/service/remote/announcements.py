@@ -85,7 +85,7 @@ def probed(core: Core, tier: RemoteTier, pursuit: Pursuit, *, found: int, absent
         elif position < len(absent) and absent[position] and is_told:
             tier.tell(pursuit.space, mark, GONE)
     if found and pursuit.is_try:
-        tier.epochs[pursuit.space.digest].announcements.are_incomplete(now_ns)
+        tier.epochs[pursuit.space.digest].is_doubtful(now_ns)
         core.log("remote announcements incomplete", ("namespace", pursuit.space.digest[:6].hex()), *tier.named)
 
 

@@ -11,6 +11,7 @@ first. The next lookup asks another one for what this one did not bring, and for
 from kvserver.index.eviction import STORED
 from kvserver.index.space import Node, Space
 from kvserver.service.state.core import MILLISECOND_NS, Core
+from kvserver.service.state.passing import Passing
 from kvserver.service.state.remote_tier import (
     PURSUITS_MAX,
     WANTED_MAX,
@@ -35,10 +36,9 @@ def coming(core: Core, session: Session, found: LookupResult, *, wanted_min: int
     if space is None or not found.chunks == found.held < asked >= wanted_min:
         return 0
     key = found.keys[found.held * KEY_BYTES : (found.held + 1) * KEY_BYTES]
-    pursuit, position = _wanted(core, space, key)
-    tokens = (asked - found.held) * space.geometry.chunk_tokens
-    if pursuit is None and _is_passed_over(core, space, key, tokens=tokens, now_ns=now_ns):
+    if _is_passed_over(core, space, key, (asked - found.held) * space.geometry.chunk_tokens, now_ns):
         return 0
+    pursuit, position = _wanted(core, space, key)
     if pursuit is None or (len(core.remotes) > 1 and _is_stalled(core, pursuit, now_ns)):
         slow, position = pursuit, 0
         pursuit = _begin(core, session, space, keys=found.keys, held=found.held, now_ns=now_ns, instead_of=slow)
@@ -55,17 +55,24 @@ def _wanted(core: Core, space: Space, key: bytes) -> tuple[Pursuit | None, int]:
     return None, 0
 
 
-def _is_passed_over(core: Core, space: Space, key: bytes, *, tokens: int, now_ns: int) -> bool:
-    """No store is asked for a chunk, because nobody has told of it, or because too few tokens could come. Nearly all
-    lookups that miss end here."""
-    passing = [tier for tier in core.remotes if tokens >= tier.remote.tokens_min]
-    for tier in passing:
-        if not tier.passes_over(space, key, now_ns):
+def _is_passed_over(core: Core, space: Space, key: bytes, tokens: int, now_ns: int) -> bool:
+    """No store is asked for a chunk, because nobody has told of it, none may be used now, or too few tokens could come.
+    Nearly all lookups that miss end here."""
+    passed: list[Passing] = []
+    for tier in core.remotes:
+        if tier.wanted and (space.digest, key) in tier.wanted:
             return False
-    for tier in passing:
-        tier.passed_over(space)
-    if passing:
-        core.counters.add("remote_unannounced")
+        if tokens < tier.remote.tokens_min:
+            continue
+        passing = tier.passing(space.digest, now_ns)
+        if passing is None or not passing.passes(key):
+            return False
+        if passing.marker is not None:
+            passed.append(passing)
+    if passed:
+        for passing in passed:
+            passing.announcements.passed_over()
+        core.lookup_counts.passed_over(passed)
     return True
 
 

@@ -43,8 +43,8 @@ class Announcements:
     heard_ns: int | None = None
     """When all had been read, the last time; None: not yet."""
     doubted_until_ns: int = 0
-    unasked: int = TRIED_EVERY - 1
-    """Chunks of which nobody had told when they were looked up, and some more: so the first one is tried."""
+    untried: int = 0
+    """So many chunks of which nobody has told are passed over before one is tried. The first one is."""
     try_at_ns: int = 0
     """Then one is tried in any case."""
 
@@ -53,21 +53,23 @@ class Announcements:
             return "silent"
         return "doubted" if now_ns < self.doubted_until_ns else "heard"
 
-    def are_believed(self, epoch: int, now_ns: int) -> bool:
-        """All were heard lately, nothing makes them doubtful, and no try is due."""
-        return self.state(epoch, now_ns) == "heard" and not self.is_try_due(now_ns)
+    def believed_until_ns(self, epoch: int, now_ns: int) -> int:
+        """Until when a chunk of which nobody tells is passed over, unless it is its turn to be tried; 0: it is not."""
+        if self.heard_ns is None or self.state(epoch, now_ns) != "heard":
+            return 0
+        return min(self.heard_ns + HEARD_MS * MILLISECOND_NS, self.try_at_ns)
 
     def is_try_due(self, now_ns: int) -> bool:
         """Whether the next chunk of which nobody has told is looked for all the same."""
-        return not (self.unasked + 1) % TRIED_EVERY or now_ns >= self.try_at_ns
+        return not self.untried or now_ns >= self.try_at_ns
 
     def passed_over(self) -> None:
         """A chunk of which nobody has told was looked up, and is not looked for."""
-        self.unasked += 1
+        self.untried -= 1
 
     def tries(self, now_ns: int) -> None:
         """A chunk of which nobody has told is looked for."""
-        self.unasked += 1
+        self.untried = TRIED_EVERY - 1
         self.try_at_ns = now_ns + TRIED_MS * MILLISECOND_NS
 
     def is_behind(self, epoch: int) -> bool:

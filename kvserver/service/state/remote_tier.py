@@ -11,13 +11,14 @@ from typing import Literal, NamedTuple
 from kvserver.config.remotes import Remote
 from kvserver.index.eviction import CAME, REMOTE
 from kvserver.index.space import Node, Space
-from kvserver.remote.announcement import GONE, STORED, UNKNOWN, Kind, KnownChunks, mark_of
+from kvserver.remote.announcement import GONE, STORED, UNKNOWN, Kind, KnownChunks, Marker, mark_of
 from kvserver.remote.chunk_value import Head
 from kvserver.remote.epoch_lease import EpochLease
 from kvserver.service.state.announcements import DOUBTED_MS, MILLISECOND_NS, Announcements
 from kvserver.service.state.clears import Clear
 from kvserver.service.state.movers import Mover
 from kvserver.service.state.outbox import Outbox
+from kvserver.service.state.passing import Passing
 from kvserver.service.telling.counters import RemoteCount, RemoteCounts, RemoteWanted
 from kvserver.tiers.placement import Rate
 from kvserver.wire.messages import KEY_BYTES
@@ -35,6 +36,8 @@ QUEUE_MAX = 8192
 """Chunks that wait to be written."""
 MEASURED_NS = 600_000_000_000
 """A store from which nothing was read for so long is tried before the others, to be measured anew."""
+NEVER_NS = 1 << 63
+"""Later than any time."""
 ANSWERS_KEPT = 0.7
 """Share of the time of a probe that the times before it make up."""
 
@@ -185,15 +188,31 @@ class NamespaceEpoch:
     servers may have stored since."""
     owes_again: bool = False
     """Such a Clear has come."""
+    passing: Passing | None = None
+    """Which misses are passed over, as settled last; None: nothing is settled."""
 
     def job_begins(self) -> None:
         self.has_job = True
 
     def job_ends(self) -> None:
-        self.has_job = False
+        """In the same event its answer may change the epoch."""
+        self.has_job, self.passing = False, None
+
+    def settles(self, passing: Passing | None) -> None:
+        self.passing = passing
+
+    def mover_ended(self) -> None:
+        self.announcements.mover_ended()
+        self.passing = None
+
+    def is_doubtful(self, now_ns: int) -> None:
+        """The store has a chunk of which nobody has told."""
+        self.announcements.are_incomplete(now_ns)
+        self.passing = None
 
     def owe(self, clear: Clear | None) -> None:
         """It was cleared here. clear: who waits for the store, if anybody does."""
+        self.passing = None
         self.owes_again = self.owes_clear and self.has_job
         self.owes_clear, self.try_again_ns = True, 0
         if clear is not None:
@@ -311,7 +330,7 @@ class RemoteTier:
         """It has been reaped. start_at_ns: when the next one is started."""
         self.mover, self.start_at_ns = None, start_at_ns
         for known in self.epochs.values():
-            known.announcements.mover_ended()
+            known.mover_ended()
         self.state = RemoteIs("", [])
 
     @property
@@ -447,15 +466,34 @@ class RemoteTier:
             return False
         return not self.known.is_written(self.mark(space, epoch, key))
 
-    def passes_over(self, space: Space, key: bytes, now_ns: int) -> bool:
-        """The chunk is unannounced, and no try is due. One flat function: nearly every lookup that misses asks this."""
-        known = self.epochs.get(space.digest)
-        if known is None or known.owes_clear or self._forgot_lately(now_ns):
-            return False
-        epoch = known.lease.epoch(now_ns / 1e9)
-        if epoch is None or not known.announcements.are_believed(epoch, now_ns):
-            return False
-        return not self.known.is_written(mark_of(space.digest, epoch, key))
+    def passing(self, digest: bytes, now_ns: int) -> Passing | None:
+        """Which misses of a namespace are passed over; None if the store may have to be asked for each."""
+        known = self.epochs.get(digest)
+        if known is None:
+            return None
+        passing = known.passing
+        if passing is None or now_ns >= passing.until_ns or passing.forgotten != self.known.forgotten:
+            passing = self.look_ahead(digest, known, now_ns)
+            known.settles(passing)
+        return passing
+
+    def look_ahead(self, digest: bytes, known: NamespaceEpoch, now_ns: int) -> Passing | None:
+        """The same, looked at anew."""
+        epoch = None if known.owes_clear else known.lease.epoch(now_ns / 1e9)
+        until_ns = NEVER_NS
+        if epoch is not None:
+            until_ns = min(known.announcements.believed_until_ns(epoch, now_ns), int(known.lease.until_s * 1e9))
+            if self._forgot_lately(now_ns) or until_ns <= now_ns:
+                return None
+        return Passing(
+            from_ns=now_ns,
+            until_ns=until_ns,
+            in_store=self.known.in_store,
+            forgotten=self.known.forgotten,
+            announcements=known.announcements,
+            counts=self.counts,
+            marker=Marker(digest, epoch) if epoch is not None else None,
+        )
 
     def passed_over(self, space: Space) -> None:
         """Counts an unannounced chunk that was looked up and not looked for."""

@@ -4,11 +4,11 @@
 up: cold code takes some microseconds, and no lookup shall wait for that. Call `settle()` before reading these counters.
 """
 
-from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple, Protocol
 
 from kvserver.index.space import Node, Space
-from kvserver.service.telling.counters import Counters
+from kvserver.service.telling.counters import Counters, RemoteCounts
 from kvserver.service.telling.reuse import Reuse
 from kvserver.wire.messages import KEY_BYTES
 
@@ -38,6 +38,13 @@ class LookupResult(NamedTuple):
     """Why the prefix ends."""
 
 
+class Counted(Protocol):
+    """Whatever has the counts of a remote store."""
+
+    @property
+    def counts(self) -> RemoteCounts: ...
+
+
 class LookupCounts:
     """The queue of lookups to count. Call settle() before reading the counters of lookups, or the reuse."""
 
@@ -46,6 +53,8 @@ class LookupCounts:
         self._reuse = reuse
         self._nobodys = counters.lookup_tokens_of("")
         self._results: list[LookupResult] = []
+        self._passed: list[Sequence[Counted]] = []
+        """Remote stores that were not asked for what a lookup missed, lookup by lookup."""
 
     def note(self, result: LookupResult) -> None:
         """Queues the result of one lookup."""
@@ -54,9 +63,18 @@ class LookupCounts:
         if len(self._results) == RESULTS_MAX:
             self.settle()
 
+    def passed_over(self, by: Sequence[Counted]) -> None:
+        """Queues a miss that these remote stores, one at least, were not asked for. Its result is queued before."""
+        self._passed.append(by)
+
     def settle(self) -> None:
         """Counts the queued lookups."""
         counters = self._counters
+        for by in self._passed:
+            counters.add("remote_unannounced")
+            for store in by:
+                store.counts.add("remote_unannounced", 1)
+        self._passed.clear()
         for result in self._results:
             space = result.space
             if result.leased:

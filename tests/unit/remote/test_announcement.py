@@ -2,14 +2,35 @@
 
 import random
 import tracemalloc
+from hashlib import blake2b
 
-from kvserver.remote.announcement import GONE, MARK_BYTES, STORED, UNKNOWN, WRITTEN, KnownChunks, mark_of, pack, unpack
+from kvserver.remote.announcement import (
+    GONE,
+    MARK_BYTES,
+    STORED,
+    UNKNOWN,
+    WRITTEN,
+    KnownChunks,
+    Marker,
+    mark_of,
+    pack,
+    unpack,
+)
 
 NAMESPACE, EPOCH = b"n" * 32, 77
 
 
 def mark(number: int) -> int:
     return mark_of(NAMESPACE, EPOCH, number.to_bytes(32, "little"))
+
+
+def test_a_mark_is_what_the_format_says() -> None:
+    """docs/remote-format.md: the others of a fleet may run another release."""
+    key = bytes(range(32))
+    told = blake2b(NAMESPACE + EPOCH.to_bytes(8, "little") + key, digest_size=8).digest()
+    assert mark_of(NAMESPACE, EPOCH, key) == int.from_bytes(told, "little") & ~3
+    marker = Marker(NAMESPACE, EPOCH)
+    assert marker.of(bytes(32)) != marker.of(key) == mark_of(NAMESPACE, EPOCH, key), "one marker makes many marks"
 
 
 def test_what_was_told_last_of_a_chunk_counts() -> None:
