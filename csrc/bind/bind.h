@@ -61,8 +61,8 @@ inline std::span<const std::byte> bytes_of(const nb::bytes& bytes) {
 // The memory of a Python object that has it in one stretch, such as a memoryview. The object keeps it while this lives.
 class Memory {
   public:
-    explicit Memory(const nb::object& object) {
-        if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_SIMPLE) != 0) throw nb::python_error();
+    explicit Memory(const nb::object& object, int kind = PyBUF_SIMPLE) {
+        if (PyObject_GetBuffer(object.ptr(), &view_, kind) != 0) throw nb::python_error();
     }
     ~Memory() { PyBuffer_Release(&view_); }
     Memory(const Memory&) = delete;
@@ -72,8 +72,16 @@ class Memory {
         return {static_cast<const std::byte*>(view_.buf), static_cast<size_t>(view_.len)};
     }
 
-  private:
+  protected:
     Py_buffer view_;
+};
+
+// Memory that may be written to.
+class WritableMemory : public Memory {
+  public:
+    explicit WritableMemory(const nb::object& object) : Memory(object, PyBUF_WRITABLE) {}
+
+    std::span<std::byte> bytes() const { return {static_cast<std::byte*>(view_.buf), static_cast<size_t>(view_.len)}; }
 };
 
 // Packed records from Python, copied so that they are aligned and outlive the GIL.

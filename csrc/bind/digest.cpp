@@ -3,6 +3,7 @@
 #include "base/digest.h"
 
 #include "bind/bind.h"
+#include "copy/copy_kernels.h"
 
 namespace kv {
 namespace {
@@ -29,6 +30,19 @@ void bind_digest(nb::module_& module) {
             return tuple_of(without_gil([&] { return digest_sum(whole.subspan(begin, end - begin), offset, path); }));
         },
         "bytes"_a, "begin"_a, "end"_a, "offset"_a, "portable"_a = false);
+    module.def(
+        "digest_copy",
+        [](const nb::object& source, const nb::object& target, uint64_t offset) {
+            const Memory from(source);
+            const WritableMemory to(target);
+            const Copy copy{from.bytes().data(), to.bytes().data(), from.bytes().size(), offset};
+            check_range("bytes of the target", to.bytes().size(), copy.bytes, copy.bytes);
+            check_range("offset", offset, 0, DIGEST_PAYLOAD_BYTES_MAX - copy.bytes);
+            uint64_t sum = 0;
+            without_gil([&] { run_summed_copies({&copy, 1}, {&sum, 1}, Through::MEMORY); });
+            return SumTuple(sum, copy.bytes);
+        },
+        "source"_a, "target"_a, "offset"_a);
     module.def(
         "add_digest_sums",
         [](const SumTuple& one, const SumTuple& other) { return tuple_of(sum_from(one) + sum_from(other)); }, "one"_a,

@@ -131,6 +131,16 @@ class Ended(NamedTuple):
     io_ns: int = 0
 
 
+def loads_at_a_time(connections: int) -> int:
+    """Threads that bring chunks: some of them compute digests meanwhile."""
+    return connections + (connections + 1) // 2
+
+
+def writes_at_a_time(connections: int) -> int:
+    """Threads that take chunks out: of three, two have a call under way, of a payload or its head, and one computes."""
+    return 3 * connections
+
+
 class RemoteEngine:
     """The threads of one store. The caller reads `eventfd`, then ended()."""
 
@@ -146,8 +156,7 @@ class RemoteEngine:
     ) -> None:
         """connections: of the store, that bring payloads, and as many that take them out.
 
-        There are more threads than connections, because a thread also computes digests. Three write for each
-        connection: two have a call under way, of a payload or its head, and one computes."""
+        There are more threads than connections, because a thread also computes digests."""
         self.eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._store = store
         self._arena = arena
@@ -177,7 +186,7 @@ class RemoteEngine:
         self._is_told = False
         """Whether the caller was told of ends since it took some."""
         loops: list[Callable[[], None]] = [self._probe_loop] * PROBE_THREADS
-        loops += [self._load_loop] * (connections + (connections + 1) // 2) + [self._write_loop] * 3 * connections
+        loops += [self._load_loop] * loads_at_a_time(connections) + [self._write_loop] * writes_at_a_time(connections)
         loops += [self._note_loop, self._try_loop, self._announcement_loop]
         self._threads = [threading.Thread(target=self._watched, args=(loop,), daemon=True) for loop in loops]
         for thread in self._threads:
@@ -423,8 +432,8 @@ class RemoteEngine:
         match job:
             case Fetch(_, name, head, slots):
                 targets = self._memory(head, slots)
-                self._store.read(name, head, targets)
-                sums = sums_of(targets)
+                summed = self._store.read(name, head, targets)
+                sums = sums_of(targets) if summed is None else summed
                 if wrong_sums(name, head, sums):
                     with suppress(DeviceError):
                         self._store.drop(name, head)

@@ -84,11 +84,12 @@ class Store(Protocol):
         are there. A name that cannot be answered has its error, and so has a value that is no head of its name; the
         others are answered."""
 
-    def read(self, name: ChunkName, head: Head, targets: Sequence[memoryview | None]) -> None:
+    def read(self, name: ChunkName, head: Head, targets: Sequence[memoryview | None]) -> list[int] | None:
         """Reads payloads of a chunk into the targets, one for each shard of the head, of its size; None: not wanted.
 
         Raises Gone or StoreError. Targets may then have any bytes. Payloads are not verified: that is done by the
-        head's digests."""
+        head's digests. Returns the sum of each payload as its bytes came, NO_SUM where none was wanted; None: this
+        store sums nothing."""
 
     def write(self, name: ChunkName, head: Head, sources: Sequence[memoryview]) -> bool:
         """Writes a chunk, its head last. False: another write of this chunk is there already. Raises StoreError."""

@@ -13,9 +13,12 @@ Every call may raise StoreError. What else is raised counts as "remote-slow" (Ti
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from kvserver.remote.store import Facts, StoreError
+
+DigestSum = tuple[int, int]
+"""The sum of some bytes of a payload (docs/digest.md), and how many they are."""
 
 
 class Start(NamedTuple):
@@ -71,3 +74,18 @@ class Driver(Protocol):
 
     def close(self) -> None:
         """Ends all connections."""
+
+
+@runtime_checkable
+class ChunkDriver(Driver, Protocol):
+    """A driver that makes chunks faster than objects of which nothing is known. Plug-ins need none of this."""
+
+    def first_pieces(
+        self, names: Sequence[str], most_bytes: int, *, within_s: float
+    ) -> list[Start | StoreError | None]:
+        """As starts(), but a beginning may end with the first piece of which its object was created."""
+
+    def read_summed(
+        self, name: str, pieces: Sequence[tuple[int, memoryview]], *, within_s: float
+    ) -> list[DigestSum] | None:
+        """As read(), and returns the sum of each piece, of the bytes that came. None where read() says False."""

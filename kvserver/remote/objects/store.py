@@ -27,9 +27,10 @@ from kvserver.remote.chunk_value import (
     text_of,
 )
 from kvserver.remote.namespace_note import NOTE_BYTES_MAX
-from kvserver.remote.objects.driver import Driver, Named, Start
+from kvserver.remote.objects.driver import ChunkDriver, Driver, Named, Start
 from kvserver.remote.objects.log import AnnouncementObjects
 from kvserver.remote.store import Announced, Cursor, Facts, Gone, Listed, StoreError
+from kvserver.tiers.records import NO_SUM
 
 NOTES = f"kv{FORMAT}.notes"
 TRIAL = f"kv{FORMAT}/.trial"
@@ -82,6 +83,7 @@ class ObjectStore:
 
         only_looks: nothing is written there now. log: of announcements in a folder, where names cannot be listed."""
         self._driver = driver
+        self._chunks = driver if isinstance(driver, ChunkDriver) else None
         self._node = node
         self._waits = waits
         self._logs: OrderedDict[NamespaceName, Log] = OrderedDict()
@@ -103,17 +105,26 @@ class ObjectStore:
         if not names:
             return []
         paths = [_path(name) for name in names]
-        starts = self._driver.starts(paths, head_bytes(shards), within_s=self._waits.probe_s)
+        begins = self._driver.starts if self._chunks is None else self._chunks.first_pieces
+        starts = begins(paths, head_bytes(shards), within_s=self._waits.probe_s)
         return [_head(name, start) for name, start in zip(names, starts, strict=True)]
 
-    def read(self, name: ChunkName, head: Head, targets: Sequence[memoryview | None]) -> None:
+    def read(self, name: ChunkName, head: Head, targets: Sequence[memoryview | None]) -> list[int] | None:
         expected = encode(head)
         came = memoryview(bytearray(len(expected)))
         starts = accumulate((shard.payload_bytes for shard in head.shards), initial=len(expected))
         wanted = [(start, target) for start, target in zip(starts, targets, strict=False) if target is not None]
-        is_there = self._driver.read(_path(name), [(0, came), *wanted], within_s=self._waits.bulk_s)
-        if not is_there or came != expected:
+        pieces = [(0, came), *wanted]
+        if self._chunks is not None:
+            found = self._chunks.read_summed(_path(name), pieces, within_s=self._waits.bulk_s)
+        else:
+            found = [] if self._driver.read(_path(name), pieces, within_s=self._waits.bulk_s) else None
+        if found is None or came != expected:
             raise Gone("remote-gone", GONE)
+        if not found or any(summed != len(piece) for (_, summed), (_, piece) in zip(found, pieces, strict=True)):
+            return None
+        sums = (total for total, _ in found[1:])
+        return [NO_SUM if target is None else next(sums) for target in targets]
 
     def write(self, name: ChunkName, head: Head, sources: Sequence[memoryview]) -> bool:
         path = _path(name)

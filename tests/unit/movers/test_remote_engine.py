@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import obstore
 import pytest
+from obstore.store import MemoryStore
 
 from kvserver.movers import remote_engine
-from kvserver.movers.remote_checks import digest_of
+from kvserver.movers.remote_checks import digest_of, sums_of
 from kvserver.movers.remote_engine import (
     Announce,
     Ended,
@@ -24,6 +26,8 @@ from kvserver.movers.remote_engine import (
 from kvserver.remote.breaker import FAILURES_MAX
 from kvserver.remote.chunk_value import ChunkName, Head, NamespaceName, Shard, encode
 from kvserver.remote.directory import DirectoryStore
+from kvserver.remote.objects.clouds import CloudObjects, Place
+from kvserver.remote.objects.store import ObjectStore
 from kvserver.remote.store import Store, StoreError
 from kvserver.remote.valkey import Settings, ValkeyStore
 from tests.process.harness import until
@@ -177,6 +181,24 @@ def test_bytes_that_changed_in_the_store_are_not_given_and_the_chunk_is_dropped(
     assert scene.run(lambda job: Fetch(job, name, head, BACK)).fault == "digest"
     assert scene.run(lambda job: Probe(job, (name,), 3)).heads == (None,)
     scene.put(3)
+
+
+def test_sums_of_the_store_itself_are_compared_and_told() -> None:
+    memory = MemoryStore()
+    driver = CloudObjects(Place("s3", "memory"), stand_in=memory)
+    scene = Scene(ObjectStore(driver, node="memory"))
+    name, head = scene.put(3)
+    (path,) = (one["path"] for page in obstore.list(memory) for one in page)
+    right = scene.run(lambda job: Fetch(job, name, head, BACK))
+    assert right.fault == ""
+    assert list(right.sums) == sums_of(scene.engine._memory(head, BACK))
+    assert scene.came_back()
+    damaged = bytearray(memory.get(path).bytes())
+    damaged[len(encode(head)) + 70] ^= 16
+    memory.put(path, bytes(damaged))
+    assert scene.run(lambda job: Fetch(job, name, head, BACK)).fault == "digest"
+    assert scene.run(lambda job: Probe(job, (name,), 3)).heads == (None,)
+    scene.engine.close()
 
 
 def test_a_chunk_that_is_gone_or_was_there_first_is_said_to_be_so(scene: Scene) -> None:

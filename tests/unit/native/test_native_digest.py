@@ -1,5 +1,6 @@
 """The digest of a payload: equal to its formula at every length, place and cut, and changed by every planted error."""
 
+import mmap
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kvserver.transfer.native import DIGEST_PAYLOAD_BYTES_MAX, add_digest_sums, digest_sum, payload_digest
+from kvserver.transfer.native import DIGEST_PAYLOAD_BYTES_MAX, add_digest_sums, digest_copy, digest_sum, payload_digest
 from tests.rigs.slow_digest import PRIME, ROW_BYTES, ShardName, entry, slow_digest, slow_name, slow_sum
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "digest.md").read_text()
@@ -128,6 +129,41 @@ def test_a_payload_ends_at_4_gib() -> None:
     for begin, end in ((2, 1), (0, 4)):
         with pytest.raises(ValueError, match="of 3 bytes"):
             digest_sum(b"abc", begin, end, 0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    length=st.integers(0, 3 * ROW_BYTES + 70),
+    source_shift=st.integers(0, 70),
+    target_shift=st.integers(0, 70),
+    place=st.integers(0, 3 * ROW_BYTES),
+)
+@example(length=3 * ROW_BYTES, source_shift=1, target_shift=0, place=0)
+def test_a_copy_has_the_sum_of_its_bytes_and_writes_no_others(
+    length: int, source_shift: int, target_shift: int, place: int
+) -> None:
+    source = randoms(source_shift + length)
+    memory = memoryview(mmap.mmap(-1, 5 * ROW_BYTES))
+    memory[:] = b"\xee" * len(memory)
+    end = target_shift + length
+    copied = digest_copy(memoryview(source)[source_shift:], memory[target_shift:end], place)
+    assert copied == (slow_sum(source[source_shift:], place), length)
+    rest = len(memory) - end
+    assert memory == b"\xee" * target_shift + source[source_shift:] + b"\xee" * rest
+
+
+def test_a_copy_into_memory_of_another_size_or_of_a_constant_is_refused() -> None:
+    target = memoryview(bytearray(3))
+    for source in (b"ab", b"abcd"):
+        with pytest.raises(ValueError, match=r"bytes of the target"):
+            digest_copy(source, target, 0)
+    for offset in (DIGEST_PAYLOAD_BYTES_MAX - 2, 1 << 63):
+        with pytest.raises(ValueError, match="offset"):
+            digest_copy(b"abc", target, offset)
+    with pytest.raises(BufferError):
+        digest_copy(b"abc", memoryview(b"abc"), 0)
+    assert target == bytes(3)
+    assert digest_copy(b"abc", target, DIGEST_PAYLOAD_BYTES_MAX - 3)[1] == 3
 
 
 # ---------------------------------------------------------------- the page

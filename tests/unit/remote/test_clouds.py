@@ -90,9 +90,10 @@ def saying(
 )
 def test_what_a_server_answers_has_its_meaning_in_every_call(status: str, body: bytes, code: str) -> None:
     with saying(answer(status, body)) as objects:
-        (start,) = objects.starts(["a"], 7, within_s=10)
-        assert isinstance(start, StoreError)
-        assert start.code == code
+        for begins in (objects.starts, objects.first_pieces):
+            (start,) = begins(["a"], 7, within_s=10)
+            assert isinstance(start, StoreError)
+            assert start.code == code
         for call in (
             lambda: objects.read("a", [(0, memoryview(bytearray(7)))], within_s=10),
             lambda: objects.create("a", [b"value"], within_s=10),
@@ -118,8 +119,12 @@ def test_only_the_store_itself_can_say_that_an_object_is_not_there(code: str) ->
     said = answer("404 Not Found", f"<Error><Code>{code}</Code></Error>".encode())
     with saying(said) as objects:
         assert objects.starts(["a"], 7, within_s=10) == [None]
+        assert objects.first_pieces(["a"], 7, within_s=10) == [None]
         assert not objects.read("a", [(0, memoryview(bytearray(7)))], within_s=10)
     said = answer("404 Not Found", b"<html>nothing here</html>")
+    with saying(said) as objects:
+        (start,) = objects.first_pieces(["a"], 7, within_s=10)
+        assert isinstance(start, StoreError)
     with saying(said) as objects, pytest.raises(StoreError, match="nothing here"):
         objects.remove(["a"], within_s=10)
 
@@ -210,6 +215,23 @@ def test_the_right_answer_is_taken() -> None:
         assert objects.read("a", [(0, came)], within_s=10)
         assert came == b"0123456"
         assert objects.starts(["a"], 7, within_s=10) == [Start(memoryview(b"0123456"), 20)]
+
+
+@pytest.mark.parametrize(
+    ("told", "is_taken"),
+    [("MDEyMzQ1Ng==", True), ("", False), ("!!", False), ("MDEyMzQ1Ng", False)],
+    ids=["right", "empty", "no-base64", "cut"],
+)
+def test_a_first_piece_comes_from_the_metadata_or_else_from_the_object(told: str, is_taken: bool) -> None:
+    """The answer's body has other bytes, so it is seen which of them were taken."""
+    heard: list[bytes] = []
+    metadata = f"{range_of(0, 6, 20)}x-amz-meta-kvfirst: {told}\r\n"
+    with saying(answer(PARTIAL, b"abcdefg", headers=metadata), heard=heard) as objects:
+        (start,) = objects.first_pieces(["a"], 7, within_s=10)
+    assert isinstance(start, Start)
+    assert bytes(start.beginning) == (b"0123456" if is_taken else b"abcdefg")
+    asked = [line.split()[0] for line in heard if line.endswith(b"HTTP/1.1\r\n")]
+    assert asked == ([b"HEAD"] if is_taken else [b"HEAD", b"GET"])
 
 
 def test_a_body_that_stays_away_ends_with_its_deadline() -> None:

@@ -15,11 +15,12 @@ import obstore
 import pytest
 from obstore.store import LocalStore, MemoryStore
 
+from kvserver.movers.remote_checks import sums_of
 from kvserver.remote.announcement import pack, unpack
 from kvserver.remote.chunk_value import Head, WrongValue, encode, text_of
 from kvserver.remote.objects import log
 from kvserver.remote.objects.clouds import GAP_BYTES_MAX, STARTS_AT_A_TIME, CloudObjects, Place
-from kvserver.remote.objects.driver import Named
+from kvserver.remote.objects.driver import DigestSum, Named
 from kvserver.remote.objects.store import ObjectStore, Waits
 from kvserver.remote.secrets import SecretSource
 from kvserver.remote.store import Gone, StoreError
@@ -144,6 +145,65 @@ def test_a_whole_chunk_is_one_request_and_wanted_shards_are_read_without_what_li
     assert targets[1] == targets_of(head)[1]
 
 
+def test_a_head_is_told_without_a_byte_of_its_object_and_one_that_was_not_noted_is_read() -> None:
+    driver = Watched()
+    store = watched_store(driver)
+    noted = written(store, 3)
+    many = written(store, 4, sizes=(1,) * 90)
+    older = head_of(name_of(5))
+    path = f"kv1/{'/'.join(NAMESPACE.pieces()[1:])}/{older.epoch:016x}/{text_of(older.key)[:2]}/{text_of(older.key)}"
+    driver.replace(path, encode(older) + b"".join(payloads_of(older)), within_s=9)
+    driver.spans.clear()
+    assert store.heads([name_of(3)], 3) == [noted]
+    assert driver.spans == []
+    names = [name_of(seed) for seed in (9, 5, 4, 3)]
+    assert store.heads(names, 90) == [None, older, many, noted]
+    assert len(driver.spans) == 3
+
+
+def test_a_head_that_is_noted_of_an_object_with_other_bytes_brings_nothing() -> None:
+    driver = Watched()
+    store = watched_store(driver)
+    head = written(store, 3)
+    (path,) = driver.names()
+    spoilt = bytes(len(encode(head)) + head.payload_bytes)
+    first = obstore.get(driver.memory, path).attributes  # type: ignore[arg-type]
+    obstore.put(driver.memory, path, spoilt, attributes=first)  # type: ignore[arg-type]
+    assert store.heads([name_of(3)], 3) == [head]
+    with pytest.raises(Gone):
+        store.read(name_of(3), head, targets_of(head))
+    obstore.put(driver.memory, path, spoilt[1:], attributes=first)  # type: ignore[arg-type]
+    (found,) = store.heads([name_of(3)], 3)
+    assert isinstance(found, WrongValue)
+
+
+def test_payloads_are_summed_as_they_come_whatever_the_cuts(s3: S3Server, tmp_path: Path) -> None:
+    store = s3_store(s3, tmp_path.name)
+    head = written(store, 3, sizes=(4099, GAP_BYTES_MAX + 7, 70_001, 9, 3 << 20))
+    for wanted in ((0, 1, 2, 3, 4), (0, 2, 4), (3,), ()):
+        targets = [target if index in wanted else None for index, target in enumerate(targets_of(head))]
+        assert store.read(name_of(3), head, targets) == sums_of(targets)
+        payloads = payloads_of(head)
+        assert all(target is None or target == payloads[index] for index, target in enumerate(targets))
+
+
+def test_a_sum_of_fewer_bytes_than_a_payload_has_is_not_given() -> None:
+    """Left out zeros would not change it."""
+
+    class SumsLess(Watched):
+        def read_summed(
+            self, name: str, pieces: Sequence[tuple[int, memoryview]], *, within_s: float
+        ) -> list[DigestSum] | None:
+            found = super().read_summed(name, pieces, within_s=within_s)
+            return found and [*found[:-1], (found[-1][0], found[-1][1] - 1)]
+
+    store = watched_store(SumsLess())
+    head = written(store, 3)
+    targets = targets_of(head)
+    assert store.read(name_of(3), head, targets) is None
+    assert targets == payloads_of(head)
+
+
 def test_an_object_that_is_replaced_between_two_requests_of_a_read_is_gone() -> None:
     driver = Watched()
     store = watched_store(driver)
@@ -255,21 +315,24 @@ def test_a_large_chunk_that_is_there_is_not_sent_again() -> None:
 # ---------------------------------------------------------------- a store that is away
 
 
-def test_beginnings_that_are_not_asked_for_within_their_time_are_not_asked_for_at_all() -> None:
+@pytest.mark.parametrize("slow", ["_told", "_get"])
+def test_beginnings_that_are_not_asked_for_within_their_time_are_not_asked_for_at_all(
+    slow: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     driver = Watched()
     store = watched_store(driver, probe_s=0.2)
-    get = driver._get
+    call = getattr(driver, slow)
+    asked: list[object] = []
 
-    def slow(name: str, span: tuple[int, int], within_s: float, tag: str | None = None) -> object:
-        found = get(name, span, within_s, tag)
+    def late(*given: object) -> object:
+        asked.append(given)
         time.sleep(0.3)
-        return found
+        return call(*given)
 
-    driver._get = slow  # type: ignore[method-assign]
-    driver.spans.clear()
+    monkeypatch.setattr(driver, slow, late)
     found = store.heads([name_of(seed) for seed in range(100)], 3)
-    assert len(driver.spans) <= STARTS_AT_A_TIME
-    assert found.count(None) == len(driver.spans)
+    assert 0 < len(asked) <= STARTS_AT_A_TIME
+    assert found.count(None) == (len(asked) if slow == "_get" else 0)
     assert {one.code for one in found if isinstance(one, StoreError)} == {"remote-slow"}
 
 
