@@ -107,6 +107,7 @@ EXPECTED = (
     "blocks compared",
     "chunks awaited",
     "retrieves that waited for a store",
+    "retrieves of what an engine of another size stored",
     *(f"pledge {how}" for how in PLEDGE_ENDS),
     "scrubs",
     "scrubs that found something",
