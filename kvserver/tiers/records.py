@@ -100,12 +100,17 @@ def unpack_all(records: bytes) -> Iterator[Record]:
         yield record._replace(slot_bytes=record.slot_bytes * SLOT_ALIGN)
 
 
+OWN_WRITERS = 1
+"""Stands where documents once told how many ranks hold a shard. Each cache says that for itself."""
+
+
 class GroupDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     block_tokens: int
     kind: Kind
     window_tokens: int
     shards: int
     writers: int
+    """OWN_WRITERS. A number of ranks in documents of before, where it was part of the geometry; nobody reads it."""
     pages: list[list[tuple[int, int]] | None]
     """(regions, page_bytes) of each run of each shard; None where that shard was never registered."""
 

@@ -50,7 +50,6 @@ class GroupGeometry:
     kind: Kind
     window_tokens: int
     shards: int
-    writers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +67,8 @@ class GroupLayout:
     blocks_per_chunk: int
     blocks: int
     shard: int
+    writers: int
+    """Ranks of the cache's own engine that hold this shard. Other engines of the namespace may have other numbers."""
     writer: int
     pages: PageShape
     shard_bytes: int
@@ -123,14 +124,14 @@ def _group_geometry(index: int, group: GroupSpec, chunk_tokens: int) -> GroupGeo
     _require("geometry", f"{where}.shard", group.shard, 0, group.shards - 1)
     _require("geometry", f"{where}.writers", group.writers, 1, SHARDS_MAX)
     _require("geometry", f"{where}.writer", group.writer, 0, group.writers - 1)
-    return GroupGeometry(group.block_tokens, group.kind, group.window_tokens, group.shards, group.writers)
+    return GroupGeometry(group.block_tokens, group.kind, group.window_tokens, group.shards)
 
 
 def _group_layout(group: GroupSpec, chunk_tokens: int) -> GroupLayout:
     pages = tuple((run.regions, run.page_bytes) for run in group.regions)
     blocks_per_chunk = chunk_tokens // group.block_tokens
     shard_bytes = blocks_per_chunk * sum(regions * page_bytes for regions, page_bytes in pages)
-    return GroupLayout(blocks_per_chunk, group.blocks, group.shard, group.writer, pages, shard_bytes)
+    return GroupLayout(blocks_per_chunk, group.blocks, group.shard, group.writers, group.writer, pages, shard_bytes)
 
 
 def _group_spans(index: int, group: GroupSpec, buffers: list[Buffer]) -> list[Span]:

@@ -84,7 +84,8 @@ class GroupSpec(Frame, frozen=True):
     shard: int
     """The shard that this cache reads and writes."""
     writers: int
-    """Ranks that hold this same shard (1 unless the group is replicated); chunk i is stored by writer i % writers."""
+    """Ranks of the engine that hold this same shard (1 unless the group is replicated); chunk i is stored by writer
+    i % writers. Engines of one namespace may have different numbers."""
     writer: int
     """This rank among the writers."""
     regions: list["RegionRun"]

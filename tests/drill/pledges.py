@@ -7,7 +7,9 @@ from tests.drill.service import HOLDINGS, REQUESTS, STATE
 
 TABLE, AWAITS = f"{STATE}/pledges.py", f"{REQUESTS}/awaits.py"
 CHUNKS, LOOKUP, TRANSFERS = f"{HOLDINGS}/chunks.py", f"{REQUESTS}/lookup.py", f"{REQUESTS}/transfers.py"
-OWN_TESTS = tuple(f"tests/unit/service/test_{name}.py" for name in ("pledge_bounds", "pledges", "pledges_of_ranks"))
+OWN_TESTS = tuple(
+    f"tests/unit/service/test_{name}.py" for name in ("engine_sizes", "pledge_bounds", "pledges", "pledges_of_ranks")
+)
 
 
 def notice(bug: Bug) -> str:
@@ -48,6 +50,13 @@ BUGS = (
         AWAITS,
         r"core\.pledges\.begin\(made\) _set_timer\(core, made\)",
         "core.pledges.begin(made)",
+    ),
+    Bug(
+        "P2",
+        "another cache of the engine keeps a pledge whose chunks it does not write",
+        AWAITS,
+        r"\[\(group\.writers, group\.writer\) for",
+        "[group.writer for",
     ),
     Bug("P2", "a pledge without progress lives on", TABLE, r"min\(self\.expires_ns, [^\n]*", "self.expires_ns"),
     Bug("P2", "progress prolongs the time to live", TABLE, r"min\(self\.expires_ns, (self[^\n]*)\)", r"\1"),

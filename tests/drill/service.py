@@ -32,6 +32,13 @@ BUGS = (
         r"for part in parts[:1]:\n            \1",
     ),
     Bug(
+        "P8",
+        "every rank writes every chunk of a shard that several hold",
+        REQUESTS,
+        r"return own\.writers, own\.writer,",
+        r"return 1, 0,",
+    ),
+    Bug(
         "P1",
         "a store of a session that has ended is sealed",
         REQUESTS,

@@ -44,7 +44,9 @@ def made(module: Any, server: Server, kind: Any) -> Any:
     transfer = SimpleNamespace(engine_id="e", kv_role="kv_both", kv_connector_extra_config=extra)
     config = SimpleNamespace(
         model_config=SimpleNamespace(use_mla=False, get_total_num_kv_heads=lambda: 2, **model),
-        parallel_config=SimpleNamespace(tensor_parallel_size=1, distributed_executor_backend="uni"),
+        parallel_config=SimpleNamespace(
+            tensor_parallel_size=1, pipeline_parallel_size=1, distributed_executor_backend="uni"
+        ),
         cache_config=SimpleNamespace(cache_dtype="auto"),
         compilation_config=SimpleNamespace(static_forward_context={}),
         speculative_config=None,

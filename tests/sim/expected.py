@@ -108,6 +108,7 @@ EXPECTED = (
     "chunks awaited",
     "retrieves that waited for a store",
     "transfers that wait for the end of their mover",
+    "retrieves of what an engine of another size stored",
     *(f"pledge {how}" for how in PLEDGE_ENDS),
     "scrubs",
     "scrubs that found something",

@@ -12,6 +12,7 @@ from kvserver.tiers.records import (
     DOCUMENT_FORMAT,
     NO_PARENT,
     NO_SUM,
+    OWN_WRITERS,
     DiskRecord,
     GroupDocument,
     NamespaceDocument,
@@ -88,7 +89,7 @@ def _document(digest: bytes, shape: Shape) -> NamespaceDocument:
             group.kind,
             group.window_tokens,
             group.shards,
-            group.writers,
+            OWN_WRITERS,
             [[(group.regions, page_bytes)] for page_bytes in group.page_bytes],
         )
         for group in shape.groups

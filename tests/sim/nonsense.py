@@ -176,13 +176,13 @@ def _bad_register(world: "World", process: "Process") -> None:
 
 
 def _bad_register_again(world: "World", process: "Process") -> None:
-    """Registers the same name with another geometry, or the same namespace with other pages, writers or tenant.
+    """Registers the same name with another geometry, or the same namespace with other pages, shards or tenant.
 
     Skipped while an Unregister is pending: the first registration has to exist for them to conflict.
     """
     if process.asks(Unregister):
         return
-    kind = world.rng.choice(("name", "pages", "writers", *(["tenant"] * 6 if world.promises.quotas else [])))
+    kind = world.rng.choice(("name", "pages", "shards", *(["tenant"] * 6 if world.promises.quotas else [])))
     frame = _frame(process, process.cache_name if kind == "name" else "other")
     group, run = frame.groups[0], frame.groups[0].regions[0]
     if kind == "pages":
@@ -192,8 +192,8 @@ def _bad_register_again(world: "World", process: "Process") -> None:
         quotas, own = world.promises.quotas, tenant_of(process.engine.digest)
         others = [name for name in TENANTS if quotas.account(name) != quotas.account(own)]
         frame = _with(frame, tenant=world.rng.choice(others))
-    elif kind == "writers":
-        frame = _with(frame, groups=[_with(group, writers=group.writers + 1), *frame.groups[1:]])
+    elif kind == "shards":
+        frame = _with(frame, groups=[_with(group, shards=group.shards + 1), *frame.groups[1:]])
     cache, peer = process.cache, process.peer
     world.post(peer, frame, must_fail=True, only_if=lambda service: service_view.has_cache(service, cache, peer))
 

@@ -548,6 +548,13 @@ class Promises:
 
     # ---------------------------------------------------------------- copies
 
+    def brings_from_another_size(self, order: Copy) -> bool:
+        """Whether a retrieve brings what an engine with another number of ranks stored."""
+        ranks = self.caches[order.cache].session.engine.ranks
+        slots = [slot for group in order.groups for slot in array("q", group.slots)]
+        stored_by = [self.jobs_ever.get(self.slot_job.get(slot, 0)) for slot in slots]
+        return order.kind == "retrieve" and any(by is not None and by.engine.ranks != ranks for by in stored_by)
+
     def copy_sent(self, order: Copy) -> None:
         """No slot is written while another job may write or read it, or while the ledger lists it as sealed."""
         cache = self.caches[order.cache]

@@ -1,7 +1,8 @@
 """Geometries of the simulated engines: tiny, odd, pairwise different, chunk != block, with slots of several sizes."""
 
+import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvserver.tiers.slots import SLOT_ALIGN
 from kvserver.wire.messages import HANDLE_BYTES, Buffer, DeviceKind, GroupSpec, Kind, RegionRun, Register, Staging
@@ -49,6 +50,12 @@ class Shape:
 
     def writer_of(self, group: int, rank: int) -> int:
         return max(rank, 0) % self.groups[group].writers
+
+    def held_by(self, times: int) -> "Shape":
+        """The same chunks in an engine of another size: each shard of the least shared group is on `times` ranks."""
+        fewest = math.gcd(*(group.writers for group in self.groups))
+        groups = tuple(replace(group, writers=group.writers // fewest * times) for group in self.groups)
+        return replace(self, ranks=self.ranks // fewest * times, groups=groups)
 
     def slot_bytes(self, group: int, shard: int) -> int:
         shape = self.groups[group]

@@ -509,6 +509,8 @@ class Shell:
                 self.promises.deadlines.mover_of[order.cache] = effect.mover
             case Copy():
                 self.promises.copy_sent(order)
+                across = "retrieves of what an engine of another size stored"
+                self._world.counts[across] += self.promises.brings_from_another_size(order)
                 self._world.counts["retrieves that waited for a store"] += order.job in self._awaiting
             case FetchRemote(_, packed_head, slots) | PutRemote(_, packed_head, slots):
                 head = decode_head(packed_head)

@@ -174,6 +174,8 @@ class Swarm:
         self._choose_digest_faults(rng)
         rate = rng.choice((1_000_000, 10_000_000, 1_000_000_000)) if rng.random() < 0.3 else 0
         self.bounds = replace(self._bounds(rng), verifies=self.verifies, scrub_bytes_per_s=rate)
+        self.other_sizes = rng.choice((0.0, 0.0, 0.5))
+        """Probability that an engine holds each shard on another number of ranks than its namespace's shape says."""
         self.slabs_at_start = rng.choice((0, 1, *[self.bounds.arena_bytes // self.bounds.slab_bytes] * 5))
 
     def _be_gentle(self, rng: Random) -> None:

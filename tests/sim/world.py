@@ -129,7 +129,10 @@ class World:
             self._recover()
         for index in range(self.swarm.engines):
             digest = list(self.shapes)[index % len(self.shapes)]
-            self.engines.append(SimEngine(self, f"engine{index}", digest, self.shapes[digest], left.get(digest, [])))
+            shape = self.shapes[digest]
+            if self.rng.random() < self.swarm.other_sizes:
+                shape = shape.held_by(self.rng.choice((1, 2, 3)))
+            self.engines.append(SimEngine(self, f"engine{index}", digest, shape, left.get(digest, [])))
 
     @property
     def verifies(self) -> bool:

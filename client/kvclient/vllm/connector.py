@@ -37,7 +37,7 @@ from kvclient.vllm.answers import Answers
 from kvclient.vllm.devices import PORTABLE, device_kind, device_name, stream_events
 from kvclient.vllm.events import TOKENS_MAX, RouterEvents, Words, kinds_of
 from kvclient.vllm.guard import GuardedScheduler
-from kvclient.vllm.head_shards import check_head_shards, head_shard_specs
+from kvclient.vllm.head_shards import HeadShards, check_head_shards, head_shard_specs
 from kvclient.vllm.keys import Keyer, adapter_settings, names_media
 from kvclient.vllm.layout import (
     Layout,
@@ -155,7 +155,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
         """A worker says in each step that it has counted, even if nothing, so that the scheduler's half is asked."""
         with versions.understanding(vllm.__version__, "the description of the KV cache"):
             if role == KVConnectorRole.SCHEDULER or stages == 1:
-                self._shards_here = self._check_supported()
+                self._shards = self._check_supported()
                 self._stages: list[Stage] = []
             else:  # before anything else that may fail on one stage alone
                 self._stages = told_by_all(self._checked_stage, _gathered)
@@ -207,7 +207,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
     def _scheduler_half(self, config: Any, kv_config: Any) -> GuardedScheduler:
         transfer = config.kv_transfer_config
         hash_block_tokens = versions.hash_block_tokens(kv_config, config.cache_config, kv_cache_utils)
-        shards = max(1, self._shards_here)
+        shards = max(1, self._shards.here)
         options = Options(
             chunk_tokens=self._chunk_tokens,
             groups=tuple(self._groups),
@@ -422,7 +422,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
         _check_draft_shards(config, replicas)
         if layout.layers != (told := stages[self._rank // self._tensor_ranks].layers):
             raise RequestError("layout", f"layers {layout.layers} are registered; expected {told}, as described")
-        if self._shards_here and layout.side_tensors:
+        if self._shards.here and layout.side_tensors:
             raise RequestError("unsupported", f"head_shards beside {layout.side_tensors[0]}, which is not divided")
         if len(stages) > 1 and layout.side_tensors:
             raise RequestError("unsupported", f"{layout.side_tensors[0]} beside the KV caches of pipeline stages")
@@ -441,7 +441,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             beside=layout.side_tensors,
             environment=environment_that_counts(os.environ, envs),
             handler=handler_called(versions.cache_dtype_handler(config.cache_config)),
-            head_shards=self._settings.head_shards,
+            head_shards=self._shards.total,
         )
         models = [] if self._settings.model_id else _model_files(config)
         life, is_first = f"{self._engine} {self._epoch}", self._rank == 0
@@ -469,15 +469,16 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             model=called(config.model_config),
         )
         specs = [spec]
-        if self._shards_here:
+        if self._shards.here:
             specs = head_shard_specs(
                 spec,
                 self._groups,
                 self._kv_cache_config,
                 self._kv_caches,
-                here=self._shards_here,
+                here=self._shards.here,
                 ranks=self._ranks,
                 rank=self._rank,
+                replicas=replicas,
             )
         if self._settings.self_test == "on" or (self._settings.self_test == "auto" and not self._is_listed):
             self._test(specs, known)
@@ -496,28 +497,32 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
         """The part of the model that this worker holds."""
         config, kv_config = self._vllm_config, self._kv_cache_config
         layers = ordered_layers(kv_config)
-        replicas = versions.replicas_of(
-            kv_config,
+        return Stage(layers, _backends(config, layers), states_of(kv_config), self._replicas())
+
+    def _replicas(self) -> int:
+        """Consecutive tensor ranks that hold the same KV."""
+        return versions.replicas_of(
+            self._kv_cache_config,
             ranks=self._tensor_ranks,
-            heads=_kv_heads(config.model_config),
+            heads=_kv_heads(self._vllm_config.model_config),
             contexts=self._contexts,
         )
-        return Stage(layers, _backends(config, layers), states_of(kv_config), replicas)
 
     def _checked_stage(self) -> Stage:
-        self._shards_here = self._check_supported()
+        self._shards = self._check_supported()
         return self._stage()
 
-    def _check_supported(self) -> int:
-        """The head shards of each rank, or 0 if the setting is not used. RequestError for what is not supported."""
+    def _check_supported(self) -> HeadShards:
+        """How the setting head_shards divides the KV. RequestError for what is not supported."""
         config, wanted = self._vllm_config, self._settings.head_shards
         _check_supported(config, self._kv_cache_config)
         if not wanted:
-            return 0
+            return HeadShards()
         return check_head_shards(
             wanted,
             self._kv_cache_config,
             ranks=self._tensor_ranks,
+            replicas=self._replicas(),
             heads=_kv_heads(config.model_config),
             contexts=self._contexts,
             has_drafts=bool(_drafts(config)),

@@ -90,7 +90,7 @@ def facts_of(
     stages: what each pipeline stage holds, in their order. layout: order of the elements in a page.
 
     beside: what layers keep per block outside their caches. environment: environment_that_counts(). handler:
-    handler_called(). head_shards: the setting, which takes the place of the tensor parallel size.
+    handler_called(). head_shards: HeadShards.total, which takes the place of the tensor parallel size and the replicas.
     """
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     settings = model.hf_config.to_dict()
@@ -114,7 +114,7 @@ def facts_of(
         "layers": layers if len(stages) > 1 else layers[0],
         "states": [shape for stage in stages for shape in stage.states],
         "chunk_tokens": chunk_tokens,
-        "grid": [head_shards or parallel.tensor_parallel_size, *_grid(stages)],
+        "grid": _grid(stages, ranks=parallel.tensor_parallel_size, head_shards=head_shards),
         **({"head_shards": head_shards} if head_shards else {}),
         **({"contexts": contexts} if (contexts := _contexts(parallel)) else {}),
         **({"media": settings_text({name: getattr(media, name, None) for name in MEDIA})} if media is not None else {}),
@@ -129,9 +129,11 @@ def facts_of(
     }
 
 
-def _grid(stages: Sequence[Stage]) -> list[int]:
-    """Ranks that hold the same KV, and the number of stages if there are several."""
-    return [stages[0].replicas, *([len(stages)] if len(stages) > 1 else [])]
+def _grid(stages: Sequence[Stage], *, ranks: int, head_shards: int) -> list[int]:
+    """Ranks, those that hold the same KV, and the number of stages if there are several. With head_shards as if each
+    rank held one shard that no other rank holds."""
+    each = [head_shards, 1] if head_shards else [ranks, stages[0].replicas]
+    return each + ([len(stages)] if len(stages) > 1 else [])
 
 
 def called(model: Any) -> str:

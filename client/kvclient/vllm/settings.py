@@ -20,8 +20,8 @@ class Settings(ConnectorSettings):
     """The connector's settings; docs/vllm.md describes each."""
 
     head_shards: int = 0
-    """Into how many shards KV heads are divided, so that engines of other tensor parallel sizes share chunks. 0: one
-    for each rank, and only engines of the same size share."""
+    """Into how many shards KV heads are divided, so that engines of other tensor parallel sizes share chunks. Latent
+    attention has one shard, whatever number is set. 0: one for each rank, and only engines of the same size share."""
     device: str = ""
     """portable: through torch and the host, for devices that share no memory. Empty: as the platform has it."""
     step_wait_us: int = 500

@@ -319,6 +319,11 @@ def has_a_slot_for_each_head(spec: Any) -> bool:
     return "MLAAttentionSpec" not in kinds and getattr(spec, "num_head_slots", 0) is None
 
 
+def is_latent(spec: Any) -> bool:
+    """Whether every tensor rank holds the same KV of a layer, because latent attention has no heads to divide."""
+    return bool({"MLAAttentionSpec", "SlidingWindowMLASpec"} & {base.__name__ for base in type(spec).__mro__})
+
+
 def page_orders(kv_config: Any, orders: Sequence[str], environment: Mapping[str, str]) -> str:
     """Order of the elements in a page, as the engine describes it, otherwise as its tensors show. orders: one per
     layer.

@@ -4,7 +4,7 @@ are whole."""
 from collections.abc import Sequence
 
 from kvserver.index.space import Space
-from kvserver.tiers.records import DOCUMENT_FORMAT, GroupDocument, NamespaceDocument
+from kvserver.tiers.records import DOCUMENT_FORMAT, OWN_WRITERS, GroupDocument, NamespaceDocument
 from kvserver.tiers.slots import slot_bytes_for
 from kvserver.transfer.layout import Geometry, GroupGeometry, PageShape
 
@@ -18,7 +18,7 @@ def document_of(space: Space, pages: Sequence[PageShape | None] | None = None) -
             shape.kind,
             shape.window_tokens,
             shape.shards,
-            shape.writers,
+            OWN_WRITERS,
             [None if (shard := shapes[part]) is None else list(shard) for part in space.group_parts(index)],
         )
         for index, shape in enumerate(space.geometry.groups)
@@ -31,8 +31,7 @@ def document_of(space: Space, pages: Sequence[PageShape | None] | None = None) -
 def space_from(number: int, document: NamespaceDocument) -> Space:
     """The namespace that a document describes, without chunks."""
     groups = tuple(
-        GroupGeometry(group.block_tokens, group.kind, group.window_tokens, group.shards, group.writers)
-        for group in document.groups
+        GroupGeometry(group.block_tokens, group.kind, group.window_tokens, group.shards) for group in document.groups
     )
     space = Space(document.digest, number, Geometry(document.chunk_tokens, groups))
     only = {} if document.epoch is None else {"": document.epoch}

@@ -154,9 +154,9 @@ def cache_goes(core: Core, cache: Cache) -> None:
             core.pledges.breaks(made, "died")
 
 
-def _writers(cache: Cache) -> list[int]:
-    """Which of the ranks that hold the same bytes this one is, by group."""
-    return [group.writer for group in cache.layout.groups]
+def _writers(cache: Cache) -> list[tuple[int, int]]:
+    """By group: how many ranks hold the same bytes, and which of them this one is."""
+    return [(group.writers, group.writer) for group in cache.layout.groups]
 
 
 def overdue(core: Core, number: int, now_ns: int) -> None:

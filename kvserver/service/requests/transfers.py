@@ -167,7 +167,8 @@ def _walk(core: Core, cache: Cache, parent: Node, request: Store, *, spans: list
 
 def _writes(cache: Cache, group: int) -> tuple[int, int, int]:
     """(writers, writer, part) of a group in this cache: it writes chunk i when i % writers == writer."""
-    return cache.layout.geometry.groups[group].writers, cache.layout.groups[group].writer, cache.parts[group]
+    own = cache.layout.groups[group]
+    return own.writers, own.writer, cache.parts[group]
 
 
 def _copy_group(run: GroupRun, span: Span) -> CopyGroup:

@@ -3,13 +3,11 @@
 Needs torch, which `make e2e` and `make e2e-ci` install. Bytes against kernels: tests/device/test_portable_device.py."""
 
 import logging
-import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +27,7 @@ from kvclient.memory.layouts import describe
 from kvclient.offload.ends import Report
 from kvclient.offload.values import RetrieveOrder, StoreOrder
 from kvclient.offload.worker import Worker
+from tests.process.arena import flip
 from tests.process.engine import PATIENT, Prompt, prompt
 from tests.process.harness import WAIT_S, Server, kill, until
 
@@ -152,16 +151,6 @@ def test_of_a_part_with_a_wrong_chunk_no_chunk_counts_as_right(server: Server) -
     assert equal(engine.bytes_of(INTO), before)
     assert engine.client.lookup(engine.spec.namespace, STORY.keys).chunks == 2, "those before it are held"
     engine.client.close()
-
-
-def flip(server: Server, page: bytes) -> None:
-    """Changes a byte of a page in the server's arena."""
-    folder = Path(f"/proc/{server.pid}/fd")
-    arena = next(path for path in folder.iterdir() if "kvserver-arena" in os.readlink(path))
-    with arena.open("r+b", buffering=0) as file, mmap.mmap(file.fileno(), 0) as mapped:
-        at = mapped.find(page)
-        assert at >= 0
-        mapped[at] ^= 1
 
 
 def test_a_buffer_for_two_chunks_is_enough_for_any_prompt_and_it_cannot_grow(engine: Engine) -> None:

@@ -287,7 +287,7 @@ def test_the_policy_may_change_between_two_starts(descriptor: int) -> None:
 
 def test_an_order_from_which_nothing_is_taken_does_not_grow() -> None:
     """Recent chunks arrive, are hit, and are evicted from the other half; the recent half never gives."""
-    space = Space(bytes(32), 0, Geometry(6, (GroupGeometry(3, "full", 0, 1, 1),)))
+    space = Space(bytes(32), 0, Geometry(6, (GroupGeometry(3, "full", 0, 1),)))
     space.fix_part(0, PageShape((129,)), 387, SLOT_ALIGN)
     arc = Arc(1000 * SLOT_ALIGN, ghosts_max=1000)
     order = arc.add_space(space)

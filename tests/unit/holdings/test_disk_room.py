@@ -87,7 +87,7 @@ def test_small_extents_wait_for_no_segment_that_has_become_theirs() -> None:
 
 
 def space_in(room: DiskRoom) -> Space:
-    space = Space(b"n" * 32, 0, Geometry(6, (GroupGeometry(2, "full", 0, 1, 1),)))
+    space = Space(b"n" * 32, 0, Geometry(6, (GroupGeometry(2, "full", 0, 1),)))
     space.fix_part(0, ((1, 4000),), 4000, SMALL)
     room.add_space(space)
     return space

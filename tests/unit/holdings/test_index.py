@@ -30,7 +30,7 @@ def keys_of(path: Path) -> bytes:
 def geometries(draw: st.DrawFn) -> Geometry:
     kinds = draw(st.lists(st.sampled_from(["full", "window", "state"]), min_size=1, max_size=4))
     groups = [
-        GroupGeometry(BLOCK_TOKENS[kind], kind, draw(st.integers(1, 27)) if kind == "window" else 0, 1, 1)
+        GroupGeometry(BLOCK_TOKENS[kind], kind, draw(st.integers(1, 27)) if kind == "window" else 0, 1)
         for kind in kinds
     ]
     return Geometry(CHUNK_TOKENS, tuple(groups))
@@ -129,7 +129,7 @@ def chunks_or_code(space: Space, keys: bytes) -> int | str:
 
 
 def test_a_mixed_chain_is_refused_where_every_key_is_looked_at() -> None:
-    forest = Forest(Geometry(CHUNK_TOKENS, (GroupGeometry(6, "state", 0, 1, 1),)))
+    forest = Forest(Geometry(CHUNK_TOKENS, (GroupGeometry(6, "state", 0, 1),)))
     for depth in range(1, 5):
         forest.hold((0, 0, 0, 0)[:depth], 0)
         forest.hold((1, 1, 1, 1)[:depth], 0)
@@ -179,7 +179,7 @@ operations = st.lists(
 @given(operations)
 def test_eviction_names_the_leaf_that_was_used_longest_ago(steps: list[tuple[str, int]]) -> None:
     """Compared with a list of all nodes; using a child also counts as a use of its parent."""
-    space = Space(bytes(32), 0, Geometry(CHUNK_TOKENS, (GroupGeometry(3, "full", 0, 1, 1),)))
+    space = Space(bytes(32), 0, Geometry(CHUNK_TOKENS, (GroupGeometry(3, "full", 0, 1),)))
     order, serial = LeafLru(), count()
     nodes: list[Node] = []
     for now, (step, dice) in enumerate(steps, 1):

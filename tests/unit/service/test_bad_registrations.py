@@ -243,7 +243,6 @@ def test_registering_twice_under_one_name_is_refused(scene: Scene) -> None:
         (6, with_group(block_tokens=3)),
         (6, with_group(kind="window", window_tokens=6)),
         (6, with_group(shards=2)),
-        (6, with_group(writers=2)),
     ],
 )
 def test_geometry_that_differs_from_the_namespace_is_refused(

@@ -34,7 +34,7 @@ NUMBER = struct.Struct("<Q")
 
 
 def space() -> Space:
-    groups = (GroupGeometry(4, "full", 0, 2, 1), GroupGeometry(4, "window", 24, 1, 1))
+    groups = (GroupGeometry(4, "full", 0, 2), GroupGeometry(4, "window", 24, 1))
     found = Space(b"n" * 32, 0, Geometry(12, groups))
     for index, size in enumerate(SIZES.values()):
         found.fix_part(index, ((1, size),), size, slot_bytes_for(size))

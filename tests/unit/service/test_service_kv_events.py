@@ -164,7 +164,7 @@ def test_prompts_that_are_told_at_once_are_told_as_chains_of_their_own() -> None
 
 
 def test_a_chunk_is_held_by_a_tier_that_has_all_that_a_prefix_needs_of_it() -> None:
-    full, state = GroupGeometry(2, "full", 0, 1, 1), GroupGeometry(6, "state", 0, 1, 1)
+    full, state = GroupGeometry(2, "full", 0, 1), GroupGeometry(6, "state", 0, 1)
     both = Space(NAMESPACE, 0, Geometry(6, (full, full, state)))
     assert [holds(both, groups) for groups in (0b000, 0b001, 0b011, 0b100, 0b111)] == [False, False, True, False, True]
     alone = Space(NAMESPACE, 0, Geometry(6, (state,)))

@@ -248,13 +248,17 @@ def test_a_backend_that_is_not_vllms_own_is_told_by_its_code(tmp_path: Path, mon
 def test_the_number_of_head_shards_takes_the_place_of_the_number_of_ranks() -> None:
     shared = namespace(ranks=4, head_shards=4)
     assert [namespace(ranks=ranks, head_shards=4) for ranks in (1, 2)] == [shared] * 2
+    assert namespace(ranks=8, replicas=2, head_shards=4) == shared
+    latent = namespace(ranks=1, head_shards=1)
+    assert [namespace(ranks=ranks, replicas=ranks, head_shards=1) for ranks in (2, 4, 8)] == [latent] * 3
     others = [
         namespace(ranks=4),
         namespace(ranks=1),
         namespace(ranks=2, head_shards=2),
         namespace(ranks=4, head_shards=8),
+        namespace(ranks=2, replicas=2),
     ]
-    assert len({shared, *others}) == 5
+    assert len({shared, latent, *others}) == 7
 
 
 def test_without_head_shards_the_facts_are_those_of_before() -> None:
