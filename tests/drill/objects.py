@@ -21,8 +21,8 @@ def hunt(copy: Copy) -> str:
 
 
 BUGS = (
-    Bug("P1", "payloads of another write are given", STORE, r"not is_there or came != expected", "not is_there"),
-    Bug("P1", "payloads of an object that is gone are given", STORE, r"not is_there or came != expected", "False"),
+    Bug("P1", "payloads of another write are given", STORE, r"found is None or came != expected", "found is None"),
+    Bug("P1", "payloads of an object that is gone are given", STORE, r"found is None or came != expected", "False"),
     Bug("P1", "a head counts whatever the size of its object", STORE, r"start\.bytes != whole_bytes", "False"),
     Bug("P1", "a read of two requests may see two writes", CLOUDS, r"if number and told != tag:", "if False:"),
     Bug("P1", "two requests without a tag are one read", CLOUDS, r"if number and tag is None:", "if False:"),
