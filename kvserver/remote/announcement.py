@@ -20,6 +20,8 @@ GONE: Kind = 3
 """It was in the store, and is not there any more."""
 MARK_BYTES = 8
 KIND_BITS = 3
+COMES = 4
+FORETOLD_BITS = KIND_BITS | COMES
 KNOWN_MAX = 1 << 20
 """Chunks of which a server knows that they are in the store or gone from it, and likewise that they are stored
 elsewhere: 8 MiB each."""
@@ -31,6 +33,12 @@ def mark_of(namespace: bytes, epoch: int, key: bytes) -> int:
     """64 bits that stand for a chunk; the lowest two are 0 and make room for a kind."""
     told = namespace + epoch.to_bytes(8, "little") + key
     return int.from_bytes(blake2b(told, digest_size=MARK_BYTES).digest(), "little") & ~KIND_BITS
+
+
+def foretold(mark: int, *, comes: bool) -> int:
+    """A mark of kind UNKNOWN. A server computes the chunk and will write it to the store, or it comes no more. Releases
+    that do not know it take it for nothing."""
+    return mark & ~FORETOLD_BITS | (COMES if comes else 0)
 
 
 def pack(marks: Sequence[int]) -> bytes:

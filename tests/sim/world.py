@@ -89,8 +89,9 @@ class World:
                 remotes=named,
                 remote_patience_ms=self.swarm.ms(30) if len(named) > 1 else self.swarm.bounds.remote_patience_ms,
                 remote_job_ms=self.swarm.ms(1500),
-                remote_tell_ms=self.swarm.ms(50),
-                remote_listen_ms=self.swarm.ms(100),
+                remote_tell_ms=self.swarm.ms(20 if self.swarm.pledges_much else 50),
+                remote_listen_ms=self.swarm.ms(30 if self.swarm.pledges_much else 100),
+                remote_foretold_ms=self.swarm.ms(store.rng.choice((300, 900))),
             )
         bounds = self.swarm.bounds
         self.garbage = Garbage()
@@ -342,6 +343,8 @@ class World:
         for store in self.stores.values():
             if store.rng.random() < store.act_share:
                 store.act()
+            if store.streams is not None:
+                store.streams.act()
         name = self.rng.choices(self._act_names, cum_weights=self._act_weights)[0]
         self._step_by_name(name)
 

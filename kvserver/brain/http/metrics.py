@@ -33,6 +33,7 @@ REMOTE_EVENTS = {
     "existed": "existed",
     "dropped": "dropped",
     "told": "told",
+    "foretold": "foretold",
     "heard": "heard",
     "unannounced": "unannounced",
 }

@@ -52,7 +52,7 @@ def _explain(core: Core, digest: bytes, keys: bytes, now_ns: int) -> Explanation
         remote=remote,
         remote_s=remote_s,
         remotes={name: (why, rest_s) for name, (why, rest_s) in reasons.items() if why},
-        producer=pledge.session.engine.name if pledge is not None else "",
+        producer=pledge.producer if pledge is not None else "",
         producer_s=(due_ns - now_ns) / 1e9,
         held_in=lacks.held_in,
     )

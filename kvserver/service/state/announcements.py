@@ -115,6 +115,10 @@ class Announcements:
     def listen_ends(self) -> None:
         self.is_listening = False
 
+    def heard_since_ns(self, epoch: int) -> int | None:
+        """What is heard now was told after this. None: it may be of any age."""
+        return self.heard_ns if epoch == self.epoch else None
+
     def heard(self, epoch: int, began_ns: int, *, is_all: bool) -> None:
         """Announcements of an epoch were read. is_all: there were no more when it began."""
         if is_all and epoch == self.epoch:
