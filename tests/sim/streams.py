@@ -1,6 +1,6 @@
 """Other servers that compute prompts and foretell them: they write them chunk by chunk, late, in part or never.
 
-And the promise to whoever awaits such a prompt: a server is believed that a chunk comes only while it has told so lately.
+And the promise to whoever awaits such a prompt: others are believed that a chunk comes only while they tell so.
 """
 
 from collections import Counter

@@ -49,7 +49,7 @@ def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int
     found = plan_lookup(core, request.namespace, space, request.keys, wanted_min=request.chunks_wanted_min)
     pledge, awaited = None, 0
     if space is not None and found.chunks == found.held and isinstance(request, Await):
-        pledge, awaited = _pledged(core, session, space, request.keys, found.held, now_ns)
+        pledge, awaited = _pledged(core, session, space, keys=request.keys, held=found.held, now_ns=now_ns)
         if awaited and found.chunks + awaited >= request.chunks_wanted_min:
             found = found._replace(leased=True)
     if found.leased and len(core.leases) >= core.bounds.leases_max:
@@ -88,7 +88,7 @@ def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int
 
 
 def _pledged(
-    core: Core, session: Session, space: Space, keys: bytes, held: int, now_ns: int
+    core: Core, session: Session, space: Space, *, keys: bytes, held: int, now_ns: int
 ) -> tuple[Pledge | None, int]:
     """The pledge on what follows the held chunks, and how many of them it brings: that of an engine of this server, or
     the word of another server, which has not begun."""
