@@ -103,7 +103,8 @@ class FleetRig(Rig):
                 return RemoteHeard(job, fault, pack(told), not fault)
             case ProbeRemote(job, _, _, keys):
                 asked = [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
-                return RemoteProbed(job, [self.store.heads.get(key, b"") for key in asked], [], 1)
+                heads = [self.store.heads.get(key, b"") if not fault else b"" for key in asked]
+                return RemoteProbed(job, heads, [fault] * len(asked) if fault else [], 1)
             case PutRemote(job, head):
                 if not fault:
                     self.store.heads[decode(head).key] = head

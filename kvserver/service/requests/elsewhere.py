@@ -7,7 +7,7 @@ be used, and when no chunk has come for pledge_patience_ms (decision 0025).
 """
 
 import logging
-from itertools import islice
+from itertools import takewhile
 
 from kvserver.index.space import Space
 from kvserver.service.requests import pursuits
@@ -18,6 +18,8 @@ from kvserver.service.state.sessions import Session
 from kvserver.wire.messages import KEY_BYTES
 from kvserver.wire.orders import PROBED_MAX
 
+AHEAD_MAX = PROBED_MAX
+"""Chunks of one prompt that are looked at, and looked for, at a time."""
 NOBODY = ""
 """The engine of another server in the books of who has taken how much room. No engine here has that name."""
 
@@ -65,7 +67,8 @@ def _coming(core: Core, tier: RemoteTier, space: Space, keys: bytes, now_ns: int
         return 0
     found, is_foretold = 0, False
     seen: set[bytes] = set()
-    for key in split(keys):
+    for at in range(0, len(keys), KEY_BYTES):
+        key = keys[at : at + KEY_BYTES]
         mark = tier.mark(space, epoch, key)
         is_written = tier.known.is_written(mark)
         if key in seen or core.pledges.of(space, key) is not None:
@@ -124,24 +127,27 @@ def _go_on(core: Core, tier: RemoteTier, pledge: Pledge, now_ns: int) -> PledgeE
         return "silent"
     if core.operators.drain:
         return "not-stored"
-    keys, first = split(pledge.to_come), 0
-    while first < len(keys) and (space.digest, keys[first]) in tier.wanted:
-        first += 1
+    keys = split(pledge.to_come[: AHEAD_MAX * KEY_BYTES])
+    first = next((at for at, key in enumerate(keys) if (space.digest, key) not in tier.wanted), len(keys))
     if first == len(keys):
         return None
-    parent = keys[first - 1] if first else pledge.after
-    mark = tier.mark(space, epoch, keys[first])
+    key, parent = keys[first], keys[first - 1] if first else pledge.after
+    mark = tier.mark(space, epoch, key)
     if not tier.known.is_written(mark):
         return None if first or tier.comes(mark, now_ns) else _why_not(tier, mark)
-    if tier.aside_ns(space, keys[first], now_ns):
+    if tier.aside_ns(space, key, now_ns):
         return None if first else "not-stored"
-    if space.find(keys[first]) is not None or (parent and space.find(parent) is None):
+    if space.find(key) is not None or (parent and space.find(parent) is None):
         return None  # it is being stored here, or the chunk before is not read yet
-    some = islice(keys, first, first + PROBED_MAX)
-    run = [key for key in some if (space.digest, key) not in tier.wanted]
-    end = next((at for at, key in enumerate(run) if not tier.known.is_written(tier.mark(space, epoch, key))), len(run))
-    pursuits.pursue_awaited(core, tier, pledge, parent=parent, keys=run[:end], now_ns=now_ns)
+    run = list(takewhile(lambda key: _is_to_read(tier, pledge, key), keys[first:]))
+    pursuits.pursue_awaited(core, tier, pledge, parent=parent, keys=run, now_ns=now_ns)
     return None
+
+
+def _is_to_read(tier: RemoteTier, pledge: Pledge, key: bytes) -> bool:
+    """The chunk was written, and is not looked for yet."""
+    is_written = tier.known.is_written(tier.mark(pledge.space, pledge.epoch, key))
+    return is_written and (pledge.space.digest, key) not in tier.wanted
 
 
 def _why_not(tier: RemoteTier, mark: int) -> PledgeEnd:

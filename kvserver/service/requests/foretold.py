@@ -5,7 +5,9 @@ They are written at once. What comes no more is told, and what is still to come 
 has died is believed no longer than remote_foretold_ms (decision 0025).
 """
 
-from kvserver.index.space import Space
+from bisect import bisect_left
+
+from kvserver.index.space import Node, Space
 from kvserver.service.state.core import MILLISECOND_NS, Core
 from kvserver.service.state.foretold import FORETELLING_MAX, Foretelling
 from kvserver.service.state.pledges import Pledge
@@ -18,38 +20,41 @@ TOLD_TIMES = 3
 def begins(core: Core, pledge: Pledge, before: bytes, now_ns: int) -> None:
     """An engine has pledged chunks. before: the packed keys of the held chunks before them."""
     for tier in core.remotes:
-        epoch = tier.epoch_of(pledge.space, now_ns) if tier.remote.pledged == "write" and tier.usable else None
-        if epoch is not None:
+        epoch = tier.epoch_of(pledge.space, now_ns) if tier.remote.pledged == "write" else None
+        if epoch is not None and tier.usable and not tier.is_left_alone:
             _begin(tier, pledge, split(before), epoch, now_ns)
 
 
 def _begin(tier: RemoteTier, pledge: Pledge, held: list[bytes], epoch: int, now_ns: int) -> None:
     space = pledge.space
-    marks = [tier.mark(space, epoch, key) for key in held]
-    here = next((at for at, mark in enumerate(marks) if not tier.known.is_written(mark)), len(held))
-    keys = [*held[here:], *split(pledge.keys)]
-    room = FORETELLING_MAX - tier.foretellings.keys.total()
-    lacking = len(held) - here
-    if room <= lacking:
+    # A store that has a chunk has those before it, or nobody awaits what follows. So few of them need to be hashed.
+    lacks = bisect_left(held, True, key=lambda key: not tier.known.is_written(tier.mark(space, epoch, key)))
+    lacking = held[lacks:]
+    room = FORETELLING_MAX - tier.foretellings.chunks
+    if room <= len(lacking):
         return
-    tail = space.find(held[-1]) if lacking else None
+    tail = space.find(lacking[-1]) if lacking else None
     if tail is not None:
         tier.used.append((space, tail))
-    marks = [*marks[here:], *(tier.mark(space, epoch, key) for key in keys[lacking:room])]
+    keys = [*lacking, *split(pledge.keys)][:room]
+    marks = [tier.mark(space, epoch, key) for key in keys]
     row = Foretelling(
-        pledge=pledge, space=space, epoch=epoch, keys=keys[:room], marks=marks, held=lacking, moved_ns=now_ns
+        pledge=pledge, space=space, epoch=epoch, keys=keys, marks=marks, held=len(lacking), moved_ns=now_ns
     )
     tier.foretellings.begin(row)
 
 
 def tick(core: Core, tier: RemoteTier, now_ns: int) -> None:
     """Tells what there is to tell of all that this server has foretold."""
-    for row in list(tier.foretellings.rows.values()):
-        _turn(core, tier, row, now_ns)
+    if rows := list(tier.foretellings.rows.values()):
+        going = {job.node for job in tier.jobs.values() if isinstance(job, PutJob)}
+        for row in rows:
+            _turn(core, tier, row, going, now_ns)
     tier.foretold.forget_old(now_ns)
 
 
-def _turn(core: Core, tier: RemoteTier, row: Foretelling, now_ns: int) -> None:
+def _turn(core: Core, tier: RemoteTier, row: Foretelling, going: set[Node], now_ns: int) -> None:
+    """going: chunks that are being written."""
     epoch = tier.epoch_of(row.space, now_ns)
     if core.chunks.spaces.get(row.space.digest) is not row.space or (epoch is not None and epoch != row.epoch):
         tier.foretellings.end(row)  # nobody looks for chunks of that epoch any more
@@ -67,7 +72,7 @@ def _turn(core: Core, tier: RemoteTier, row: Foretelling, now_ns: int) -> None:
     moved_ns = max(row.moved_ns, row.pledge.moved_ns)
     last = len(row.keys) if row.told_ns is None else row.written + 1
     is_late = now_ns - moved_ns >= core.bounds.pledge_patience_ms * MILLISECOND_NS
-    if is_late or not all(_comes(tier, row, at, lives=lives) for at in range(row.written, last)):
+    if is_late or not all(_comes(tier, row, at, going, lives=lives) for at in range(row.written, last)):
         rest = tier.foretellings.end(row)
         _tell(core, tier, row.space, rest if was_told else [], now_ns, comes=False)
     elif row.told_ns is None or now_ns - row.told_ns >= core.bounds.remote_foretold_ms * MILLISECOND_NS // TOLD_TIMES:
@@ -76,15 +81,14 @@ def _turn(core: Core, tier: RemoteTier, row: Foretelling, now_ns: int) -> None:
         _tell(core, tier, row.space, row.tells(now_ns), now_ns, comes=True)
 
 
-def _comes(tier: RemoteTier, row: Foretelling, position: int, *, lives: bool) -> bool:
+def _comes(tier: RemoteTier, row: Foretelling, position: int, going: set[Node], *, lives: bool) -> bool:
     """A chunk that is not in the store is being computed, or will be written."""
     if position >= row.stored:
         return lives
     node = row.space.find(row.keys[position])
     if node is None:
         return False
-    is_put = any(isinstance(job, PutJob) and job.node is node for job in tier.jobs.values())
-    return is_put or node in tier.queue or bool(tier.used) or tier.known.is_written(row.marks[position])
+    return node in going or node in tier.queue or bool(tier.used) or tier.known.is_written(row.marks[position])
 
 
 def _tell(core: Core, tier: RemoteTier, space: Space, marks: list[int], now_ns: int, *, comes: bool) -> None:

@@ -68,12 +68,15 @@ class Foretellings:
         """By the number of the pledge, which may be over: its chunks are still being written."""
         self.keys: Counter[tuple[bytes, bytes]] = Counter()
         """(namespace, key) of each chunk that is to come -> in how many rows."""
+        self.chunks = 0
+        """Chunks that are to come, of all rows."""
         self.mine: OrderedDict[int, int] = OrderedDict()
         """Marks that this server has told -> until when they may still be heard here (ns), the oldest first."""
 
     def begin(self, row: Foretelling) -> None:
         self.rows[row.pledge.number] = row
         self.keys.update((row.space.digest, key) for key in row.keys)
+        self.chunks += len(row.keys)
 
     def was_written(self, row: Foretelling, now_ns: int) -> None:
         """The next chunk of a row is in the store."""
@@ -91,6 +94,7 @@ class Foretellings:
         return self.cut(row, row.written)
 
     def _leave(self, row: Foretelling, keys: list[bytes]) -> None:
+        self.chunks -= len(keys)
         for name in [(row.space.digest, key) for key in keys]:
             self.keys[name] -= 1
             if not self.keys[name]:

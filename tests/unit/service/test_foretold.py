@@ -133,11 +133,22 @@ def test_a_prompt_whose_beginning_is_not_to_be_written_is_not_foretold() -> None
     fleet = Fleet("&pledged=write&write=through")
     fleet.first.store(0, 2)
     fleet.pass_ms(HEARD_MS)
-    fleet.store.log.append(mark_of(NAMESPACE, 77, key(KEYS, 0)) | GONE)
+    fleet.store.log += [mark_of(NAMESPACE, 77, key(KEYS, chunk)) | GONE for chunk in range(2)]
     fleet.pass_ms(HEARD_MS)
     fleet.first.pledge()
     fleet.pass_ms(HEARD_MS)
     assert not words(fleet)
+
+
+def test_nobody_awaits_what_lies_behind_a_chunk_that_the_store_has_lost() -> None:
+    fleet = Fleet("&pledged=write&write=through")
+    fleet.first.store(0, 2)
+    fleet.pass_ms(HEARD_MS)
+    fleet.store.log.append(mark_of(NAMESPACE, 77, key(KEYS, 0)) | GONE)
+    fleet.pass_ms(HEARD_MS)
+    fleet.first.pledge()
+    fleet.pass_ms(HEARD_MS)
+    assert not believes(fleet)
 
 
 def test_what_takes_long_is_told_again() -> None:
@@ -320,8 +331,8 @@ def test_a_mover_that_dies_ends_the_wait() -> None:
     assert is_refusal(fleet.second.answer(part), "device", "not-coming")
 
 
-@pytest.mark.parametrize("fails", [FetchRemote, ProbeRemote])
-def test_a_chunk_that_was_written_and_cannot_be_read_ends_the_wait(fails: type) -> None:
+@pytest.mark.parametrize("fails", [FetchRemote, ProbeRemote, None])
+def test_a_chunk_that_was_written_and_cannot_be_read_ends_the_wait(fails: type | None) -> None:
     fleet = Fleet()
     fleet.first.pledge()
     fleet.pass_ms(HEARD_MS)
@@ -330,13 +341,11 @@ def test_a_chunk_that_was_written_and_cannot_be_read_ends_the_wait(fails: type) 
     fleet.first.store(0, 1)
     fleet.pass_ms(HEARD_MS)
     assert isinstance(fleet.second.answer(parts[0]), Retrieved)
-    if fails is FetchRemote:
-        fleet.store.refuses.add(FetchRemote)
+    if fails is not None:
+        fleet.store.refuses.add(fails)
         fleet.first.store(1, 2)
-    else:
-        fleet.store.log.append(mark_of(NAMESPACE, 77, key(KEYS, 1)) | WRITTEN)  # and it is not there
-        fleet.first.rig.holds.add(AnnounceRemote)  # nor does anybody tell again that it comes
-        fleet.second.rig.core.remotes[0].foretold.comes_no_more(word(1))
+    else:  # somebody told that it is there, it is not, and nobody tells that it comes
+        fleet.store.log += [word(1, comes=False), mark_of(NAMESPACE, 77, key(KEYS, 1)) | WRITTEN]
     fleet.pass_ms(HEARD_MS)
     assert is_refusal(fleet.second.answer(parts[1]), "device", "not-coming")
     assert isinstance(fleet.second.answer(fleet.second.retrieve(found.lease, 0, 1)), Retrieved), "what came is used"
