@@ -57,7 +57,15 @@ def offered(core: Core, session: Session, space: Space, keys: bytes, *, held: in
                 store=tier.device,
                 epoch=epoch,
             )
+        if tier.foretold:
+            _listen_soon(core, tier, space, now_ns)  # whoever may wait asks again
     return None
+
+
+def _listen_soon(core: Core, tier: RemoteTier, space: Space, now_ns: int) -> None:
+    known = tier.epochs.get(space.digest)
+    if known is not None and not tier.remote.bucket:
+        known.announcements.listens_soon(now_ns, core.bounds.remote_listen_ms * MILLISECOND_NS)
 
 
 def _coming(core: Core, tier: RemoteTier, space: Space, keys: bytes, now_ns: int) -> int:
@@ -91,12 +99,14 @@ def _is_useless(core: Core, tier: RemoteTier, space: Space, chunks: int) -> bool
     return tokens < tier.remote.tokens_min or is_slow
 
 
-def begin(core: Core, pledge: Pledge) -> None:
+def begin(core: Core, pledge: Pledge, now_ns: int) -> None:
     """An engine relies on the word of another server."""
     core.pledges.begin(pledge)
     patience_ns = core.bounds.pledge_patience_ms * MILLISECOND_NS
     core.timers.set(pledge.due_ns(patience_ns), "pledge", pledge.number)
-    next(tier for tier in core.remotes if tier.device == pledge.store).awaits(pledge)
+    tier = next(tier for tier in core.remotes if tier.device == pledge.store)
+    tier.awaits(pledge)
+    _listen_soon(core, tier, pledge.space, now_ns)
     core.log(
         "chunks awaited from a store",
         ("pledge", pledge.number),

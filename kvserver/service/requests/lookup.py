@@ -73,7 +73,7 @@ def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int
             if pledge is not None and awaited:
                 core.counters.add("chunks_awaited", awaited)
                 if pledge.number not in core.pledges:
-                    elsewhere.begin(core, pledge)
+                    elsewhere.begin(core, pledge, now_ns)
                 _await(core, granted, pledge)
             lease, ttl_ms = granted.number, core.bounds.lease_ttl_ms
     coming = 0

@@ -112,6 +112,11 @@ class Announcements:
             self.epoch, self.heard_ns, self.doubted_until_ns = epoch, None, 0
         self.is_listening, self.listen_at_ns = True, next_ns
 
+    def listens_soon(self, now_ns: int, pause_ns: int) -> None:
+        """Somebody waits for news. pause_ns: the usual one; a longer one is after a failure, and is kept."""
+        if now_ns < self.listen_at_ns <= now_ns + pause_ns:
+            self.listen_at_ns = now_ns
+
     def listen_ends(self) -> None:
         self.is_listening = False
 

@@ -430,6 +430,40 @@ def test_a_chunk_that_an_engine_here_stores_counts_as_well() -> None:
     assert isinstance(fleet.second.answer(whole), Retrieved)
 
 
+def test_news_are_read_sooner_while_somebody_waits_for_them() -> None:
+    fleet = Fleet()
+    listens = fleet.second.rig.done[ListenRemote]
+    fleet.second.await_()
+    before = len(listens)
+    fleet.pass_ms(HEARD_MS)
+    assert len(listens) - before <= 3, "nobody foretells anything"
+    fleet.first.pledge(chain(2, CHUNKS))
+    fleet.pass_ms(HEARD_MS)
+    before = len(listens)
+    for _ in range(10):
+        fleet.second.await_()
+        fleet.pass_ms(50)
+    assert len(listens) - before >= 9, "somebody does, and an engine asks again and again"
+    fleet.pass_ms(HEARD_MS)
+    before = len(listens)
+    fleet.second.await_(chain(2, CHUNKS))
+    fleet.pass_ms(HEARD_MS)
+    assert len(listens) - before >= 15, "it awaits, so the server reads by itself"
+
+
+def test_a_pause_after_a_failure_is_kept_although_somebody_waits() -> None:
+    fleet = Fleet()
+    fleet.first.pledge(chain(2, CHUNKS))
+    fleet.pass_ms(HEARD_MS)
+    fleet.store.refuses.add(ListenRemote)
+    fleet.pass_ms(HEARD_MS)
+    before = len(fleet.second.rig.done[ListenRemote])
+    for _ in range(20):
+        fleet.second.await_()
+        fleet.pass_ms(50)
+    assert len(fleet.second.rig.done[ListenRemote]) - before <= 1
+
+
 def test_too_little_is_not_waited_for() -> None:
     fleet = Fleet()
     (tier,) = fleet.second.rig.core.remotes
