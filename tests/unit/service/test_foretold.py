@@ -2,9 +2,11 @@
 
 import pytest
 
+from kvserver.cli.explain import sentences
 from kvserver.remote.announcement import COMES, FORETOLD_BITS, GONE, KIND_BITS, WRITTEN, foretold, mark_of
 from kvserver.service.base.events import MoverGone
-from kvserver.wire.messages import KEY_BYTES, Release, Retrieved
+from kvserver.wire.explanation import decode_explanations
+from kvserver.wire.messages import KEY_BYTES, Explain, Release, Retrieved
 from kvserver.wire.orders import AnnounceRemote, FetchRemote, ListenRemote, ProbeRemote, PutRemote
 from tests.rigs.brain_rig import CHUNK_TOKENS, NAMESPACE, chain, is_refusal, key
 from tests.rigs.fleet_rig import Fleet
@@ -462,6 +464,16 @@ def test_a_pause_after_a_failure_is_kept_although_somebody_waits() -> None:
         fleet.second.await_()
         fleet.pass_ms(50)
     assert len(fleet.second.rig.done[ListenRemote]) - before <= 1
+
+
+def test_explain_says_that_another_server_computes_it() -> None:
+    fleet = Fleet()
+    fleet.first.pledge()
+    fleet.pass_ms(HEARD_MS)
+    fleet.second.await_()
+    reply = fleet.second.other.ask(Explain(fleet.second.rig.number(), NAMESPACE, KEYS))
+    (found,) = decode_explanations(reply.document)
+    assert "engine of another server (by the store remote) computes it now" in "\n".join(sentences(found))
 
 
 def test_too_little_is_not_waited_for() -> None:
