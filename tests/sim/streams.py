@@ -24,6 +24,7 @@ ACTS: dict[str, float] = {
     "take-back": 0.5,
     "fall-silent": 0.5,
     "lie": 1,
+    "store-goes-down": 0.5,
 }
 """Acts of other servers that compute prompts, with their weights."""
 STREAMS_MAX = 4
@@ -71,6 +72,8 @@ class Streams:
             self._begin()
         elif act == "lie":
             self._lie()
+        elif act == "store-goes-down":
+            self._store.is_down = True
         elif self._streams:
             stream = self._rng.choice(self._streams)
             engines = [engine for engine in self._world.engines if engine.digest == stream.digest]

@@ -77,7 +77,7 @@ class World:
         store = Store(self, seed, is_hostile=remotes > 0)
         self.stores: dict[str, Store] = {}
         """Remote stores by name; the only one is ""."""
-        if (remotes or store.rng.random() < 0.3) and self.swarm.verifies:
+        if (remotes or store.rng.random() < (0.6 if self.swarm.pledges_much else 0.3)) and self.swarm.verifies:
             other = Store(self, seed + SEED_OF_OTHER, is_hostile=remotes > 0)
             self.stores = {"": store}
             named: tuple[Remote, ...] = (store.rng.choice(REMOTES),)

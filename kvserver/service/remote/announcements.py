@@ -35,7 +35,8 @@ def tick(core: Core, tier: RemoteTier, now_ns: int) -> None:
         if epoch is None:
             continue
         if announcements.wants_to_tell(now_ns):
-            pause_ms = core.bounds.remote_tell_ms if digest not in foretelling else SOON_MS
+            pause_ms = core.bounds.remote_tell_ms
+            pause_ms = min(pause_ms, SOON_MS) if digest in foretelling else pause_ms
             marks = announcements.tell_begins(now_ns + pause_ms * MILLISECOND_NS)
             job = AnnounceJob(number=core.number("job"), digest=digest, chunks=len(marks), began_ns=now_ns)
             _begin(core, tier, job, AnnounceRemote(job.number, digest, epoch, pack(marks)))
@@ -44,7 +45,8 @@ def tick(core: Core, tier: RemoteTier, now_ns: int) -> None:
             catching_up += is_behind
             # Those who use a bucket replace their objects no more often than we listen.
             is_soon = digest in awaiting and not tier.remote.bucket
-            pause_ms = core.bounds.remote_listen_ms if not is_soon else SOON_MS
+            pause_ms = core.bounds.remote_listen_ms
+            pause_ms = min(pause_ms, SOON_MS) if is_soon else pause_ms
             announcements.listen_begins(epoch, now_ns + pause_ms * MILLISECOND_NS)
             listen = ListenJob(
                 number=core.number("job"), digest=digest, epoch=epoch, is_behind=is_behind, began_ns=now_ns

@@ -105,7 +105,7 @@ class Foretellings:
         for mark in marks:
             self.mine[mark & ~FORETOLD_BITS] = until_ns
             self.mine.move_to_end(mark & ~FORETOLD_BITS)
-        while self.mine and next(iter(self.mine.values())) <= now_ns:
+        while self.mine and (next(iter(self.mine.values())) <= now_ns or len(self.mine) > FORETOLD_MAX):
             self.mine.popitem(last=False)
 
     def is_mine(self, mark: int, now_ns: int) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.engine import Engine, Prompt, Waiting, prompt
-from tests.process.harness import Server, until
+from tests.process.harness import Server, kill, until
 from tests.process.worker import Worker
 from tests.rigs.valkey_server import ValkeyServer
 
@@ -134,7 +134,7 @@ def test_a_word_that_is_taken_back_ends_the_wait_on_the_other_server(url: str) -
         assert pledges_ended(other) == {"withdrawn": 1}, "nobody had to wait for its patience"
 
 
-@pytest.mark.parametrize("victim", ["engine", "server"])
+@pytest.mark.parametrize("victim", ["engine", "brain", "server"])
 def test_a_producer_that_is_killed_ends_the_wait_and_what_came_is_right(url: str, victim: str) -> None:
     story = prompt(66, CHUNKS)
     with prefilling(url) as (one, worker), decoding(url) as (other, engine):
@@ -142,10 +142,13 @@ def test_a_producer_that_is_killed_ends_the_wait_and_what_came_is_right(url: str
         waiting = awaits(engine, story)
         worker.call("store_piece", 66, 0, 3)
         until("three chunks to be there", lambda: waiting.has(3))
-        if victim == "engine":
-            worker.kill()
-        else:
-            one.kill()
+        match victim:
+            case "engine":
+                worker.kill()
+            case "brain":
+                kill(one.brain_pid())
+            case _:
+                one.kill()
         result = waiting.end()
         assert (result.ok, result.why, result.right_chunks) == (False, "not-coming", 3)
         assert pledges_ended(other) == {"withdrawn" if victim == "engine" else "late": 1}
