@@ -7,6 +7,7 @@ be used, and when no chunk has come for pledge_patience_ms (decision 0025).
 """
 
 import logging
+from bisect import bisect_left
 from itertools import takewhile
 
 from kvserver.index.space import Space
@@ -73,6 +74,8 @@ def _coming(core: Core, tier: RemoteTier, space: Space, keys: bytes, now_ns: int
     epoch = tier.epoch_of(space, now_ns)
     if epoch is None or not tier.foretold or not tier.usable or tier.is_left_alone:
         return 0
+    if not _may_come(tier, space, epoch, keys, now_ns):
+        return 0
     found, is_foretold = 0, False
     seen: set[bytes] = set()
     for at in range(0, len(keys), KEY_BYTES):
@@ -89,6 +92,18 @@ def _coming(core: Core, tier: RemoteTier, space: Space, keys: bytes, now_ns: int
         is_foretold = is_foretold or not is_written
         found += 1
     return found if is_foretold else 0
+
+
+def _may_come(tier: RemoteTier, space: Space, epoch: int, keys: bytes, now_ns: int) -> bool:
+    """The first chunk that the store lacks is foretold. Few keys are hashed: engines ask again and again while a store
+    brings what it has."""
+
+    def lacks(at: int) -> bool:
+        return not tier.known.is_written(tier.mark(space, epoch, keys[at * KEY_BYTES : (at + 1) * KEY_BYTES]))
+
+    count = len(keys) // KEY_BYTES
+    at = bisect_left(range(count), True, key=lacks) if not lacks(0) else 0
+    return at < count and tier.comes(tier.mark(space, epoch, keys[at * KEY_BYTES : (at + 1) * KEY_BYTES]), now_ns)
 
 
 def _is_useless(core: Core, tier: RemoteTier, space: Space, chunks: int) -> bool:
