@@ -486,6 +486,7 @@ class Promises:
     def namespaces_are(self, known: Sequence[bytes]) -> None:
         """A namespace without caches and chunks leaves, with leases on what was to come. A lease whose time is over may
         still be in these books."""
+        self.our_word.namespaces_are(known)
         left = [number for number, lease in self.leases.items() if lease.digest not in known]
         for lease in (self.leases[number] for number in left):
             on_chunks = not lease.pledge or self._held(self._shapes[lease.digest], lease.digest, lease.keys)

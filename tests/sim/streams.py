@@ -4,6 +4,7 @@ And the promise to whoever awaits such a prompt: others are believed that a chun
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -185,6 +186,10 @@ class OurWord:
             self._counts["chunks foretold" if told & COMES else "chunks taken back"] += 1
             if mark in mine:
                 self._open[store, digest, epoch, mark] = bool(told & COMES)
+
+    def namespaces_are(self, known: Sequence[bytes]) -> None:
+        """Others are told nothing of a namespace that has left. They wait for no longer than their patience."""
+        self._open = {name: is_open for name, is_open in self._open.items() if name[1] in known}
 
     def check_end(self, stores: "dict[str, Store]") -> None:
         """Nobody computes anything: whatever was foretold was written, or taken back."""

@@ -55,13 +55,16 @@ def tick(core: Core, tier: RemoteTier, now_ns: int) -> None:
 
 def _turn(core: Core, tier: RemoteTier, row: Foretelling, going: set[Node], now_ns: int) -> None:
     """going: chunks that are being written."""
-    epoch = tier.epoch_of(row.space, now_ns)
-    if core.chunks.spaces.get(row.space.digest) is not row.space or (epoch is not None and epoch != row.epoch):
+    epoch, was_told = tier.epoch_of(row.space, now_ns), row.told_ns is not None
+    if epoch is not None and epoch != row.epoch:
         tier.foretellings.end(row)  # nobody looks for chunks of that epoch any more
+        return
+    if core.chunks.spaces.get(row.space.digest) is not row.space:
+        rest = tier.foretellings.end(row)
+        _tell(core, tier, row.space, rest if was_told else [], now_ns, comes=False)
         return
     while row.written < len(row.keys) and tier.known.is_written(row.marks[row.written]):
         tier.foretellings.was_written(row, now_ns)
-    was_told = row.told_ns is not None
     lives = core.pledges.get(row.pledge.number) is row.pledge
     if not lives and row.stored < len(row.keys):
         rest = tier.foretellings.cut(row, max(row.stored, row.written))

@@ -84,12 +84,14 @@ class Foretellings:
         row.was_written(now_ns)
 
     def cut(self, row: Foretelling, chunks: int) -> list[int]:
-        """No more than so many leading chunks of a row will come. Returns the marks of the others."""
-        self._leave(row, row.keys[chunks:])
-        return row.cut(chunks)
+        """No more than so many leading chunks of a row will come. Returns the marks of those that no other row has."""
+        keys = row.keys[chunks:]
+        self._leave(row, keys)
+        rest = zip(keys, row.cut(chunks), strict=True)
+        return [mark for key, mark in rest if (row.space.digest, key) not in self.keys]
 
     def end(self, row: Foretelling) -> list[int]:
-        """Ends a row. Returns the marks of what has not come."""
+        """Ends a row. Returns the marks of what has not come and is in no other row."""
         del self.rows[row.pledge.number]
         return self.cut(row, row.written)
 

@@ -106,6 +106,21 @@ def test_what_comes_no_more_is_taken_back_and_what_was_stored_before_is_written(
     assert not fleet.first.rig.core.remotes[0].foretellings.rows
 
 
+def test_what_comes_with_another_prompt_is_not_taken_back() -> None:
+    """Two prompts go on from one that was held."""
+    fleet = Fleet()
+    fleet.first.store(0, 2)
+    fleet.first.rig.holds.add(PutRemote)
+    other = KEYS[: 2 * KEY_BYTES] + chain(9, 2)
+    pledge = fleet.first.pledge().pledge
+    fleet.first.pledge(other)
+    fleet.pass_ms(HEARD_MS)
+    fleet.first.unpledge(pledge)
+    fleet.pass_ms(HEARD_MS)
+    assert believes(fleet, other) == 4
+    assert believes(fleet) == 2
+
+
 def test_what_cannot_be_written_is_taken_back() -> None:
     fleet = Fleet()
     fleet.first.pledge()
