@@ -24,13 +24,14 @@ def fetches(core: Core) -> set[int]:
 
 
 def _check_foretellings(tier: RemoteTier) -> None:
-    told, keys = tier.foretellings, Counter[tuple[bytes, bytes]]()
+    told, marks = tier.foretellings, Counter[int]()
     for number, row in told.rows.items():
         assert row.pledge.number == number
         assert row.written < len(row.keys) == len(row.marks), "it ends with its last chunk"
-        keys.update((row.space.digest, key) for key in row.keys[row.written :])
-    assert keys == told.keys, "what is to come is counted"
-    assert keys.total() == told.chunks <= FORETELLING_MAX
+        marks.update(row.marks[row.written :])
+    assert marks == told.marks, "what is to come is counted"
+    assert marks.total() == told.chunks <= FORETELLING_MAX
+    assert told.said <= marks.keys(), "what comes no more was taken back"
     assert tier.remote.pledged == "write" or not told.rows
     assert max(len(tier.foretold.until_ns), len(told.mine)) <= FORETOLD_MAX
 

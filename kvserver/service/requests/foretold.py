@@ -55,20 +55,19 @@ def tick(core: Core, tier: RemoteTier, now_ns: int) -> None:
 
 def _turn(core: Core, tier: RemoteTier, row: Foretelling, going: set[Node], now_ns: int) -> None:
     """going: chunks that are being written."""
-    epoch, was_told = tier.epoch_of(row.space, now_ns), row.told_ns is not None
+    epoch = tier.epoch_of(row.space, now_ns)
     if epoch is not None and epoch != row.epoch:
         tier.foretellings.end(row)  # nobody looks for chunks of that epoch any more
         return
     if core.chunks.spaces.get(row.space.digest) is not row.space:
-        rest = tier.foretellings.end(row)
-        _tell(core, tier, row.space, rest if was_told else [], now_ns, comes=False)
+        _tell(core, tier, row.space, tier.foretellings.end(row), now_ns, comes=False)
         return
     while row.written < len(row.keys) and tier.known.is_written(row.marks[row.written]):
         tier.foretellings.was_written(row, now_ns)
     lives = core.pledges.get(row.pledge.number) is row.pledge
     if not lives and row.stored < len(row.keys):
         rest = tier.foretellings.cut(row, max(row.stored, row.written))
-        _tell(core, tier, row.space, rest if was_told else [], now_ns, comes=False)
+        _tell(core, tier, row.space, rest, now_ns, comes=False)
     if row.written == len(row.keys):
         tier.foretellings.end(row)
         return
@@ -76,8 +75,7 @@ def _turn(core: Core, tier: RemoteTier, row: Foretelling, going: set[Node], now_
     last = len(row.keys) if row.told_ns is None else row.written + 1
     is_late = now_ns - moved_ns >= core.bounds.pledge_patience_ms * MILLISECOND_NS
     if is_late or not all(_comes(tier, row, at, going, lives=lives) for at in range(row.written, last)):
-        rest = tier.foretellings.end(row)
-        _tell(core, tier, row.space, rest if was_told else [], now_ns, comes=False)
+        _tell(core, tier, row.space, tier.foretellings.end(row), now_ns, comes=False)
     elif row.told_ns is None or now_ns - row.told_ns >= core.bounds.remote_foretold_ms * MILLISECOND_NS // TOLD_TIMES:
         if tier.used and row.held and row.told_ns is None:
             return  # what was held is not queued to be written yet
@@ -97,5 +95,5 @@ def _comes(tier: RemoteTier, row: Foretelling, position: int, going: set[Node], 
 def _tell(core: Core, tier: RemoteTier, space: Space, marks: list[int], now_ns: int, *, comes: bool) -> None:
     # A batch that is under way may be told as late as its order ends.
     until_ms = core.bounds.remote_foretold_ms + core.bounds.remote_job_ms
-    tier.foretellings.told(marks, now_ns, now_ns + until_ms * MILLISECOND_NS)
+    tier.foretellings.told(marks, now_ns, now_ns + until_ms * MILLISECOND_NS, comes=comes)
     tier.foretell(space, marks, comes=comes)

@@ -224,7 +224,7 @@ def offer_stored(core: Core, space: Space, tail: Node, new: list[Node], now_ns: 
         epoch = tier.epoch_of(space, now_ns)
         for node in new if epoch is not None else ():
             assert epoch is not None
-            if tier.has_stored(space, epoch, node) or (space.digest, node.key) in tier.foretellings.keys:
+            if tier.has_stored(space, epoch, node) or tier.foretells(space, epoch, node):
                 again = node
         match tier.remote.write:
             case "through":

@@ -66,44 +66,52 @@ class Foretellings:
     def __init__(self) -> None:
         self.rows: dict[int, Foretelling] = {}
         """By the number of the pledge, which may be over: its chunks are still being written."""
-        self.keys: Counter[tuple[bytes, bytes]] = Counter()
-        """(namespace, key) of each chunk that is to come -> in how many rows."""
+        self.marks: Counter[int] = Counter()
+        """Mark of each chunk that is to come -> in how many rows."""
         self.chunks = 0
         """Chunks that are to come, of all rows."""
+        self.said: set[int] = set()
+        """Marks of chunks of these rows that the others have been told to come."""
         self.mine: OrderedDict[int, int] = OrderedDict()
         """Marks that this server has told -> until when they may still be heard here (ns), the oldest first."""
 
     def begin(self, row: Foretelling) -> None:
         self.rows[row.pledge.number] = row
-        self.keys.update((row.space.digest, key) for key in row.keys)
-        self.chunks += len(row.keys)
+        self.marks.update(row.marks)
+        self.chunks += len(row.marks)
 
     def was_written(self, row: Foretelling, now_ns: int) -> None:
         """The next chunk of a row is in the store."""
-        self._leave(row, row.keys[row.written : row.written + 1])
+        self._leave(row.marks[row.written : row.written + 1])
         row.was_written(now_ns)
 
     def cut(self, row: Foretelling, chunks: int) -> list[int]:
-        """No more than so many leading chunks of a row will come. Returns the marks of those that no other row has."""
-        keys = row.keys[chunks:]
-        self._leave(row, keys)
-        rest = zip(keys, row.cut(chunks), strict=True)
-        return [mark for key, mark in rest if (row.space.digest, key) not in self.keys]
+        """No more than so many leading chunks of a row will come. Returns the marks of those that the others have been
+        told to come, and that no other row has."""
+        return self._leave(row.cut(chunks))
 
     def end(self, row: Foretelling) -> list[int]:
-        """Ends a row. Returns the marks of what has not come and is in no other row."""
+        """Ends a row. Returns the marks of what has not come, as cut() does."""
         del self.rows[row.pledge.number]
         return self.cut(row, row.written)
 
-    def _leave(self, row: Foretelling, keys: list[bytes]) -> None:
-        self.chunks -= len(keys)
-        for name in [(row.space.digest, key) for key in keys]:
-            self.keys[name] -= 1
-            if not self.keys[name]:
-                del self.keys[name]
+    def _leave(self, marks: list[int]) -> list[int]:
+        """Returns the marks of those that were said to come, and that no row has any more."""
+        self.chunks -= len(marks)
+        said = []
+        for mark in marks:
+            self.marks[mark] -= 1
+            if not self.marks[mark]:
+                del self.marks[mark]
+                if mark in self.said:
+                    self.said.remove(mark)
+                    said.append(mark)
+        return said
 
-    def told(self, marks: list[int], now_ns: int, until_ns: int) -> None:
-        """These marks were told by this server, which does not believe them until then: nobody awaits itself."""
+    def told(self, marks: list[int], now_ns: int, until_ns: int, *, comes: bool) -> None:
+        """These marks were told by this server, which does not believe them until then: nobody awaits itself. comes:
+        they are of chunks of a row."""
+        self.said.update(marks if comes else ())
         for mark in marks:
             self.mine[mark & ~FORETOLD_BITS] = until_ns
             self.mine.move_to_end(mark & ~FORETOLD_BITS)

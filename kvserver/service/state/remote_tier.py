@@ -429,6 +429,10 @@ class RemoteTier:
                 known.announcements.tell(foretold(mark, comes=comes), UNKNOWN)
             self.count("remote_foretold", len(marks) if comes else 0)
 
+    def foretells(self, space: Space, epoch: int, node: Node) -> bool:
+        """Other servers are told, or will be, that the chunk comes."""
+        return bool(self.foretellings.rows) and self.mark(space, epoch, node.key) in self.foretellings.marks
+
     def has_stored(self, space: Space, epoch: int, node: Node) -> bool:
         """A chunk was stored here, and others are told. Returns whether any server has stored it before, and nobody has
         told that it is in the store."""
