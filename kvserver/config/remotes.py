@@ -16,6 +16,7 @@ from kvserver.units import MIB, TIB, parse_bytes
 
 Scheme = Literal["valkey", "valkeys", "redis", "rediss", "file", "s3", "gs", "az", "mooncake", "plugin"]
 Write = Literal["reuse", "through", "never"]
+Pledged = Literal["wait", "write"]
 REMOTES_MAX = 4
 """Stores of one server. Each has a process, connections and bytes in flight of its own."""
 NAME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_")
@@ -52,6 +53,9 @@ class Remote(NamedTuple):
     url: str
     write: Write = "reuse"
     """reuse: chunks that are used a second time, on any machine. through: all that is stored. never: nothing."""
+    pledged: Pledged = "wait"
+    """write: chunks that an engine has pledged are announced before they are there, and written when they are stored.
+    wait: they are chunks as all others."""
     tenant: str = "-"
     """Part of all names in the store, so that permissions can be given for it."""
     prefix: str = ""
@@ -144,6 +148,7 @@ LIMITS = {
 }
 CHOICES: dict[str, tuple[str, ...]] = {
     "write": get_args(Write),
+    "pledged": get_args(Pledged),
     "cluster": ("yes", "no"),
     "transport": ("tcp", "rdma"),
 }
@@ -315,6 +320,8 @@ def _check_options(remote: Remote) -> None:
         if remote.scheme not in schemes and getattr(remote, option) != Remote._field_defaults[option]:
             kinds = ", ".join(dict.fromkeys(_KINDS[scheme] for scheme in schemes))
             raise _wrong(remote.name, f"{option} is for {kinds}, not for {_KINDS[remote.scheme]}")
+    if remote.pledged == "write" and remote.write == "never":
+        raise _wrong(remote.name, "has pledged=write and write=never: expected write=reuse or through")
     if remote.endpoint and not _is_endpoint(remote.endpoint):
         # It may have a password or a signature in it.
         raise _wrong(remote.name, "endpoint must be http://HOST:PORT or https://HOST:PORT, and no more than a path")

@@ -21,6 +21,8 @@ GONE: Kind = 3
 MARK_BYTES = 8
 KIND_BITS = 3
 MARK_BITS = ~KIND_BITS
+COMES = 4
+FORETOLD_BITS = KIND_BITS | COMES
 KNOWN_MAX = 1 << 20
 """Chunks of which a server knows that they are in the store or gone from it, and likewise that they are stored
 elsewhere: 8 MiB each."""
@@ -47,6 +49,12 @@ class Marker:
 def mark_of(namespace: bytes, epoch: int, key: bytes) -> int:
     """The mark of one chunk."""
     return Marker(namespace, epoch).of(key)
+
+
+def foretold(mark: int, *, comes: bool) -> int:
+    """A mark of kind UNKNOWN. A server computes the chunk and will write it to the store, or it comes no more. Releases
+    that do not know it take it for nothing."""
+    return mark & ~FORETOLD_BITS | (COMES if comes else 0)
 
 
 def pack(marks: Sequence[int]) -> bytes:

@@ -10,6 +10,9 @@ CHUNKS, LOOKUP, TRANSFERS = f"{HOLDINGS}/chunks.py", f"{REQUESTS}/lookup.py", f"
 OWN_TESTS = tuple(
     f"tests/unit/service/test_{name}.py" for name in ("engine_sizes", "pledge_bounds", "pledges", "pledges_of_ranks")
 )
+FORETELLING, ELSEWHERE = f"{REQUESTS}/foretold.py", f"{REQUESTS}/elsewhere.py"
+WORDS, HEARD = f"{STATE}/foretold.py", "kvserver/service/remote/announcements.py"
+FLEET_TESTS = ("tests/unit/service/test_foretold.py",)
 
 
 def notice(bug: Bug) -> str:
@@ -91,7 +94,7 @@ BUGS = (
         "pass",
     ),
     Bug("P2", "a pledge lives on in a cleared namespace", CHUNKS, r"self\.pledged\.cleared\(space\)", "pass"),
-    Bug("P2", "an engine awaits itself", TABLE, r"or pledge\.session\.engine is engine ", ""),
+    Bug("P2", "an engine awaits itself", TABLE, r"or pledge\.is_of\(engine\) ", ""),
     Bug(
         "P2",
         "a pledge begins behind what another engine has pledged",
@@ -188,4 +191,123 @@ BUGS = (
         OWN_TESTS,
     ),
     Bug("P2", "a pledge is made where nothing can be stored now", AWAITS, r"admission\.check_store\([^\n]*", "pass"),
+    Bug(
+        "P2",
+        "a word of another server counts for ever",
+        WORDS,
+        r"return now_ns < self\.until_ns",
+        "return 0 < self.until_ns",
+        FLEET_TESTS,
+    ),
+    Bug(
+        "P2",
+        "a word of unknown age is believed",
+        HEARD,
+        r"since_ns = known\.announcements[^\n]*",
+        "since_ns = now_ns",
+        FLEET_TESTS,
+    ),
+    Bug(
+        "P2",
+        "a word counts from when it is heard",
+        HEARD,
+        r"mark, since_ns \+ core",
+        "mark, now_ns + core",
+        FLEET_TESTS,
+    ),
+    Bug(
+        "P2",
+        "a server awaits its own word",
+        HEARD,
+        r" and not tier\.foretellings\.is_mine\(mark, now_ns\)",
+        "",
+        FLEET_TESTS,
+    ),
+    Bug(
+        "P2",
+        "a word that is taken back counts on",
+        HEARD,
+        r"tier\.foretold\.comes_no_more\(mark\)",
+        "pass",
+        FLEET_TESTS,
+    ),
+    Bug(
+        "P2",
+        "what comes no more is not taken back",
+        FORETELLING,
+        r"tier\.foretellings\.cut\(row, max[^\n]*",
+        "tier.foretellings.cut(row, max(row.stored, row.written)) and []",
+        FLEET_TESTS,
+    ),
+    Bug(
+        "P2",
+        "what cannot be written is not taken back",
+        FORETELLING,
+        r"_tell\(core, tier, row\.space, tier\.foretellings\.end\(row\), now_ns, comes=False\) elif",
+        "tier.foretellings.end(row)\n    elif",
+        FLEET_TESTS,
+    ),
+    Bug("P2", "a word is given once", FORETELLING, r"now_ns - row\.told_ns >= core", "False and core", FLEET_TESTS),
+    Bug(
+        "P2",
+        "what was held before the pledge is not written",
+        FORETELLING,
+        r"tier\.used\.append\([^\n]*",
+        "pass",
+        FLEET_TESTS,
+    ),
+    Bug(
+        "P2",
+        "what is never written is foretold",
+        FORETELLING,
+        r"last = len\(row\.keys\) if [^\n]*",
+        "last = row.written",
+        FLEET_TESTS,
+    ),
+    Bug(
+        "P2",
+        "what is pledged is written with its second use",
+        f"{REQUESTS}/pursuits.py",
+        r"or tier\.foretells\(space, epoch, node\)",
+        "",
+        FLEET_TESTS,
+    ),
+    Bug("P2", "all servers foretell", FORETELLING, r'if tier\.remote\.pledged == "write" else None', "", FLEET_TESTS),
+    Bug(
+        "P2",
+        "a wait for another server does not end with its word",
+        ELSEWHERE,
+        r"core\.pledges\.breaks\(pledge, how\)",
+        "pass",
+        FLEET_TESTS,
+    ),
+    Bug(
+        "P2", "a wait goes on without the store", ELSEWHERE, r"if not tier\.usable or [^\n]*", "if False:", FLEET_TESTS
+    ),
+    Bug("P2", "chunks are read that nobody awaits", ELSEWHERE, r"if not pledge\.waits:", "if False:", FLEET_TESTS),
+    Bug(
+        "P2",
+        "a chunk that was written and cannot be read is waited for",
+        ELSEWHERE,
+        r'return None if first else "not-stored"',
+        "return None",
+        FLEET_TESTS,
+    ),
+    Bug(
+        "P2",
+        "a broken word of a server is believed at once",
+        ELSEWHERE,
+        r" or core\.pledges\.is_distrusted\([^)]*\)",
+        "",
+        FLEET_TESTS,
+    ),
+    Bug("P2", "words of others take all room", ELSEWHERE, r" if room\.pledges else 0", "", FLEET_TESTS),
+    Bug(
+        "P2",
+        "few tokens are not read although they are awaited",
+        "kvserver/service/remote/reads.py",
+        r" and not pursuit\.is_awaited",
+        "",
+        FLEET_TESTS,
+    ),
 )

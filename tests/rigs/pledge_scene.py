@@ -23,8 +23,8 @@ TTL_MS = 60_000
 class Scene:
     """An engine that computes prompts, and another one that would rather have them."""
 
-    def __init__(self, **bounds: Any) -> None:
-        self.rig = Rig(**bounds)
+    def __init__(self, *, rig: Rig | None = None, **bounds: Any) -> None:
+        self.rig = rig or Rig(**bounds)
         self.producer = Client(self.rig, engine="producer", epoch=11).register()
         self.other = Client(self.rig, engine="other", epoch=12).register()
 

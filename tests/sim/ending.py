@@ -15,6 +15,7 @@ from .faults import any_planted
 from .ledger import Both, servable, survivors
 from .memory import Wrong
 from .processes import Process, Transfer
+from .remote import SimRemoteMover
 
 if TYPE_CHECKING:
     from .world import World
@@ -45,6 +46,11 @@ def drain(world: "World") -> None:
         process.die()
     _until_idle(world)
     service_view.check_idle(world.shell.service, world.ledger)
+    for mover in world.supervisor.movers.values():
+        if isinstance(mover, SimRemoteMover):
+            mover.stopped = False  # nobody notices it while its store is down
+    _until(world, lambda: service_view.has_told(world.shell.service), "other servers were told")
+    world.shell.promises.our_word.check_end(world.stores)
     _until(world, lambda: not _may_give_up(world), "no tenant has more on disk than its maximum, and may give it up")
     drained = "what is drained is empty, or waits for its day"
     _until(world, lambda: service_view.drains_are_over(world.shell.service), drained, DRAIN_ROUNDS)

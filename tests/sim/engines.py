@@ -143,10 +143,10 @@ class SimEngine:
             if not self._world.chance("rank-skips"):
                 worker.todo.append(StoreTask(path[:end], first, self._store_ranges(first, end)))
 
-    def plan_await(self) -> None:
-        """A lookup that may wait for a pledged prefix, or for one of which nobody knows."""
+    def plan_await(self, path: Path | None = None) -> None:
+        """A lookup that may wait for this prefix, for a pledged one, or for one of which nobody knows."""
         rng = self._world.rng
-        paths = [path for digest, path in self._world.pledged if digest == self.digest]
+        paths = [path for digest, path in self._world.pledged if digest == self.digest] if path is None else [path]
         keys = keys_of(rng.choice(paths)) if paths and rng.random() < 0.8 else self.keys_to_ask()
         if rng.random() < 0.3:
             keys = keys[: 1 + int(rng.random() * len(keys))]

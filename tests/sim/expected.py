@@ -106,6 +106,8 @@ EXPECTED = (
     "accounts that gave to others on disk",
     "blocks compared",
     "chunks awaited",
+    "chunks awaited from a store",
+    *(f"chunks {what}" for what in ("foretold", "foretold and written", "taken back")),
     "retrieves that waited for a store",
     "transfers that wait for the end of their mover",
     "retrieves of what an engine of another size stored",

@@ -31,7 +31,9 @@ class PledgeFacts:
     slot_bytes: int
     """Of all of them."""
     expires_ns: int
-    moved_ns: int
+    store: str = ""
+    """The store from which it comes, if another server computes it."""
+    moved_ns: int = 0
     """When something of it was published, or became servable, last."""
     came: set[bytes] = field(default_factory=set)
     """Chunks of which something was published, or which became servable with one before them. They may have been
@@ -44,7 +46,7 @@ class PledgePromises:
     def __init__(self, counts: Counter[str], *, ttl_ms: int, patience_ms: int, room: tuple[int, int, int]) -> None:
         """room: the most pledges, chunks that are to come, and slot bytes of all of them."""
         self._counts = counts
-        self._ttl_ms = ttl_ms
+        self.ttl_ms = ttl_ms
         self._patience_ms = patience_ms
         self._room = room
         self.living: dict[int, PledgeFacts] = {}
@@ -57,7 +59,7 @@ class PledgePromises:
             raise Wrong(f"pledge {number} is on chunks that are pledged already")
         if now_ns < self._broken.get((facts.name, facts.digest, facts.keys[0]), 0):
             raise Wrong(f"pledge {number} of {facts.name} is believed, which broke its word for that chunk just before")
-        facts.expires_ns = now_ns + min(ttl_ms, self._ttl_ms) * MS
+        facts.expires_ns = now_ns + min(ttl_ms, self.ttl_ms) * MS
         self.living[number] = facts
         self._check_shares(facts)
 
@@ -79,7 +81,7 @@ class PledgePromises:
         for number, facts in reversed(self.living.items()):
             if facts.digest == digest and keys[first] in facts.keys:
                 at = facts.keys.index(keys[first])
-                if facts.engine is engine or facts.name != producer:
+                if facts.engine is engine or (facts.store or facts.name) != producer:
                     raise Wrong(f"an engine awaits {producer}, and pledge {number} is of {facts.name}")
                 if facts.keys[at : at + len(keys) - first] != keys[first:] or facts.held + at != first:
                     raise Wrong(f"more is awaited than pledge {number} promises, or something else")
@@ -125,7 +127,7 @@ class PledgePromises:
         if living != self.living.keys():
             raise Wrong(f"pledges {living} live, and {set(self.living)} were made and did not end")
         for number, facts in self.living.items():
-            if facts.session not in sessions:
+            if not facts.store and facts.session not in sessions:
                 raise Wrong(f"pledge {number} outlives its session")
             if now_ns >= min(facts.expires_ns, facts.moved_ns + self._patience_ms * MS):
                 raise Wrong(f"pledge {number} lives longer than its time, or without progress")

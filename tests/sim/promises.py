@@ -65,6 +65,7 @@ from .pledge_promises import PledgeFacts, PledgePromises
 from .quota_promises import Quotas
 from .recovery_answers import RecoveryAnswers
 from .shapes import Shape
+from .streams import OurWord, Streams
 from .tenants import tenant_of
 
 ANSWERS: dict[type, type] = {
@@ -167,6 +168,7 @@ class Promises:
         shapes: dict[bytes, Shape],
         pledges: PledgePromises,
         deadlines: DeadlinePromises,
+        our_word: OurWord,
         *,
         lease_ttl_ms: int,
         lease_extended_ms: int,
@@ -174,6 +176,12 @@ class Promises:
         self.quotas = Quotas((), ledger, shapes)
         self.pledges = pledges
         self.deadlines = deadlines
+        self.our_word = our_word
+        self.begun_elsewhere = 0
+        """The pledge that begins with the next answer, because another server has foretold it."""
+        self.streams: dict[str, Streams] = {}
+        """What other servers compute, by the name that the service gives their store."""
+        self.foretold_ms = 0
         self._ledger = ledger
         self._shapes = shapes
         self._lease_ttl_ms = lease_ttl_ms
@@ -348,8 +356,31 @@ class Promises:
             on = keys[: found.chunks + awaited]
             lease = self.leases[found.lease] = LeaseFacts(session.engine, request.namespace, on, expires_ns)
             if isinstance(found, Awaited) and awaited:
+                if self.begun_elsewhere:
+                    self._begun_elsewhere(request.namespace, found, on, now_ns)
                 asked = session.engine, found.producer, request.namespace
                 lease.pledge = self.pledges.awaited(*asked, on, found.chunks)
+
+    def _begun_elsewhere(self, digest: bytes, found: Awaited, keys: list[bytes], now_ns: int) -> None:
+        """The word of another server is the pledge on what an engine awaits."""
+        number, self.begun_elsewhere = self.begun_elsewhere, 0
+        mine = keys[found.chunks :]
+        self.streams[found.producer].check_awaited(digest, mine, self.foretold_ms)
+        facts = PledgeFacts(
+            session=0,
+            engine=None,
+            name="",
+            tenant=tenant_of(digest),
+            digest=digest,
+            held=found.chunks,
+            before=b"".join(keys[: found.chunks]),
+            keys=mine,
+            slot_bytes=len(mine) * self._shapes[digest].chunk_units() * SLOT_ALIGN,
+            expires_ns=now_ns,
+            moved_ns=now_ns,
+            store=found.producer,
+        )
+        self.pledges.made(number, facts, self.pledges.ttl_ms, now_ns)
 
     def _pledged(self, session: SessionFacts, request: Pledge, reply: Pledged, now_ns: int) -> None:
         keys = [request.keys[at : at + KEY] for at in range(0, len(request.keys), KEY)]
@@ -375,6 +406,7 @@ class Promises:
             moved_ns=now_ns,
         )
         self.pledges.made(reply.pledge, facts, request.ttl_ms, now_ns)
+        self.our_word.pledged(request.namespace, keys)
 
     def pledges_end(self, effects: Sequence[Effect], now_ns: int) -> None:
         """Whoever awaits a pledge that has ended keeps what has come."""
@@ -466,6 +498,7 @@ class Promises:
     def namespaces_are(self, known: Sequence[bytes]) -> None:
         """A namespace without caches and chunks leaves, with leases on what was to come. A lease whose time is over may
         still be in these books."""
+        self.our_word.namespaces_are(known)
         left = [number for number, lease in self.leases.items() if lease.digest not in known]
         for lease in (self.leases[number] for number in left):
             on_chunks = not lease.pledge or self._held(self._shapes[lease.digest], lease.digest, lease.keys)

@@ -45,6 +45,7 @@ from .content import Block, block_of, key_of
 from .memory import Pool, Wrong
 from .scrub import scrubbed
 from .shapes import Shape
+from .streams import Streams
 from .sums import packed, sum_of
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ class Store:
         """is_hostile: it or other servers act before most steps."""
         self.rng = Random(seed)
         self.values: dict[Name, Value] = {}
+        self.ever: set[Name] = set()
+        """Chunks that were there at some time."""
         self.epochs: dict[bytes, int] = {}
         """Namespace -> epoch in its note."""
         self.damaged: set[bytes] = set()
@@ -110,10 +113,16 @@ class Store:
         """Of chunks that other servers write."""
         self.is_down = False
         self.fault_share = self.rng.choice((0.0, 0.05, 0.3))
-        self.acts, self.act_share = ACTS, 0.05
+        self.acts, self.act_share, self._is_hostile = ACTS, 0.05, is_hostile
         if is_hostile:
             self.acts, self.act_share = HOSTILE_ACTS, 0.7
         self._world = world
+        self.streams: Streams | None = None
+        if world.swarm.pledges_much:  # other servers do what the engines here do
+            self.streams, self.act_share = Streams(world, self), 0.02
+            self.acts = {**self.acts, "write": 10}
+            self.fault_share = self.rng.choice((0.0, 0.0, 0.03, 0.1))
+            self.told_share = self.rng.choice((0.9, 1.0, 1.0))
 
     def head_of(self, digest: bytes, key: bytes, parent: bytes, epoch: int, shards: list[list[Block]]) -> Head:
         """The head of a chunk with all groups, whose shards have these contents."""
@@ -148,7 +157,7 @@ class Store:
         rng, world = self.rng, self._world
         digest = rng.choice(list(world.shapes))
         act = rng.choices(list(self.acts), list(self.acts.values()))[0]
-        if self.is_down and self.acts is HOSTILE_ACTS and rng.random() < 0.1:
+        if self.is_down and self._is_hostile and rng.random() < 0.1:
             act = "down"
         world.counts[f"remote {act}"] += 1
         world.counts["remote faults"] += act != "write"
@@ -157,7 +166,7 @@ class Store:
                 chunks = 1 + int(rng.random() * world.swarm.depth)
                 path = tuple(int(rng.random() * world.swarm.fanout) for _ in range(chunks))
                 for depth in range(1, len(path) + 1):
-                    self._write(digest, path[:depth])
+                    self.write(digest, path[:depth])
             case "clear":
                 self.set_epoch(digest, rng.getrandbits(64))
             case "evict" if self.values:
@@ -177,9 +186,10 @@ class Store:
                 self.logs.pop((digest, self.epochs.get(digest, 0)), None)
             case "lie" if digest in self.epochs:
                 path = tuple(int(rng.random() * world.swarm.fanout) for _ in range(1 + int(rng.random() * 3)))
-                self._tell(digest, self.epochs[digest], key_of(path), rng.choice((STORED, WRITTEN, GONE)))
+                kind = rng.choice((STORED, WRITTEN, GONE))
+                self.tell(digest, self.epochs[digest], mark_of(digest, self.epochs[digest], key_of(path)) | kind)
 
-    def _write(self, digest: bytes, path: tuple[int, ...]) -> None:
+    def write(self, digest: bytes, path: tuple[int, ...]) -> None:
         epoch, key = self.epochs.get(digest), key_of(path)
         if epoch is None or (digest, epoch, key) in self.values:
             return
@@ -189,12 +199,20 @@ class Store:
             for group, shard in shape.parts()
         ]
         head = self.head_of(digest, key, key_of(path[:-1]) or NO_PARENT, epoch, shards)
-        self.values[digest, epoch, key] = Value(head, shards)
+        self.keep((digest, epoch, key), Value(head, shards))
         if self.rng.random() < self.told_share:
-            self._tell(digest, epoch, key, WRITTEN)
+            self.tell(digest, epoch, mark_of(digest, epoch, key) | WRITTEN)
 
-    def _tell(self, digest: bytes, epoch: int, key: bytes, kind: int) -> None:
-        self.logs[digest, epoch].append(mark_of(digest, epoch, key) | kind)
+    def keep(self, name: Name, value: Value) -> None:
+        """A chunk is in the store from now on."""
+        self.values[name] = value
+        self.ever.add(name)
+
+    def tell(self, digest: bytes, epoch: int, mark: int) -> None:
+        """Another server tells of a chunk."""
+        self.logs[digest, epoch].append(mark)
+        if self.streams is not None:
+            self.streams.told(mark)
 
 
 def payload_bytes(shape: Shape, group: int, shard: int) -> int:
@@ -309,6 +327,8 @@ class SimRemoteMover:
                 fault = self._fault()
                 if not fault or store.rng.random() < 0.3:
                     store.logs[order.namespace, order.epoch] += unpack(order.marks)
+                if store.streams is not None:
+                    store.streams.told_by_us(order.marks)
                 self._end(order.job, fault)
             case ListenRemote():
                 self._listen(order)
@@ -402,7 +422,7 @@ class SimRemoteMover:
         if name in store.values:
             return "existed"
         full = head._replace(shards=tuple(shard._replace(digest=total) for shard, total, _ in shards))
-        store.values[name] = Value(full, [blocks for _, _, blocks in shards])
+        store.keep(name, Value(full, [blocks for _, _, blocks in shards]))
         return store.rng.choice(FAULTS[:2]) if store.rng.random() < store.fault_share / 2 else ""
 
     def _write_note(self, order: WriteRemoteNote) -> None:
@@ -429,9 +449,10 @@ def units_of(shape: Shape, head: Head, offsets: list[int]) -> dict[int, list[int
     }
 
 
-REMOTES = [parse(f"sim=file:///simulated?tokens_min=0&write={write}")[0] for write in ("through", "through", "reuse")]
+WRITING = ("through", "through", "reuse", "through&pledged=write", "reuse&pledged=write", "reuse&pledged=write")
+REMOTES = [parse(f"sim=file:///simulated?tokens_min=0&write={write}")[0] for write in WRITING]
 NAMES = ("near", "far")
-WRITES = ("through", "through", "reuse", "never")
+WRITES = ("through", "through", "reuse", "never", "reuse&pledged=write", "through&pledged=write")
 
 
 def several(rng: Random) -> tuple[Remote, ...]:

@@ -117,6 +117,17 @@ def remote_is_settled(service: Service, name: str, epochs: dict[bytes, int], dam
     return at_rest and not tier.queue and ours.items() <= epochs.items() and damaged.isdisjoint(ours)
 
 
+def has_told(service: Service) -> bool:
+    """Nothing of namespaces that are held waits to be told to other servers."""
+    core = _core(service)
+    return not any(
+        known.announcements.untold
+        for tier in core.remotes
+        for digest, known in tier.epochs.items()
+        if digest in core.chunks.spaces
+    )
+
+
 def slots_being_read(service: Service, moved: Moved) -> list[int]:
     """Slots that the end of a read will seal: those of complete groups, if their chunk is still held."""
     tier = _core(service).disk
@@ -426,7 +437,8 @@ def _is_at_rest(core: Core) -> bool:
     remote_busy = any(isinstance(job, FetchJob | PutJob) for job in moves)
     movers_ready = all(mover.state == "ready" for mover in core.movers.values())
     dram_busy = core.chunks.pendings or core.chunks.forgetting or core.scrub.job is not None
-    return not any(tables) and not dram_busy and not (disk_busy or remote_busy) and movers_ready
+    foretelling = any(tier.foretellings.rows for tier in core.remotes)
+    return not (any(tables) or foretelling or dram_busy or disk_busy or remote_busy) and movers_ready
 
 
 def _is_starved(core: Core, tier: DiskTier, hold: Hold) -> bool:

@@ -62,6 +62,7 @@ from kvserver.wire.messages import (
     Welcome,
 )
 from kvserver.wire.orders import (
+    AnnounceRemote,
     Copy,
     Demote,
     Done,
@@ -99,6 +100,7 @@ from .promises import CacheFacts, Promises
 from .quota_promises import Quotas
 from .remote import units_of
 from .room_promises import RoomPromises
+from .streams import OurWord
 from .tenants import namespaces_of
 
 if TYPE_CHECKING:
@@ -149,7 +151,11 @@ class Shell:
         pledges = PledgePromises(world.counts, room=pledges_room, **times)
         patience = {"job_ttl_ms": bounds.job_ttl_ms, "grace_ms": bounds.mover_grace_ms}
         deadlines = DeadlinePromises(world.counts, **patience)
-        self.promises = Promises(ledger, world.shapes, pledges, deadlines, **leases)
+        self.promises = Promises(ledger, world.shapes, pledges, deadlines, OurWord(world.counts), **leases)
+        self.promises.streams = {
+            name or "remote": store.streams for name, store in world.stores.items() if store.streams is not None
+        }
+        self.promises.foretold_ms = bounds.remote_foretold_ms
         self.promises.quotas = Quotas(bounds.tenants, ledger, world.shapes)
         self.promises.disk.began(bounds, world.now_ns)
         self.promises.may_decline = bounds.recompute_tokens_per_s > 0
@@ -237,6 +243,7 @@ class Shell:
             self.promises.pledges.published(record.namespace, record.key, world.now_ns)
         self.promises.pledges.servable(partial(service_view.servable_chunks_of, self.service), world.now_ns)
         self.promises.pledges_end(effects, world.now_ns)
+        self.promises.begun_elsewhere = _begun_elsewhere(effects)
         self.promises.leases_left = service_view.leases(self.service)
         self._check_cuts(event, effects, digests)
         self._carry_out(effects)
@@ -517,6 +524,11 @@ class Shell:
                 units = units_of(self._world.shapes[head.namespace], head, list(array("q", slots)))
                 remote = service_view.remote_of(self.service, effect.mover)
                 self.promises.remote_sent(order, head.namespace, units, remote=remote)
+            case AnnounceRemote(_, namespace, epoch, marks):
+                remote = service_view.remote_of(self.service, effect.mover)
+                name = remote.name if remote.name in self._world.stores else ""
+                earlier = self._world.stores[name].was_epoch.get(namespace, set())
+                self.promises.our_word.told(name, namespace, epoch, marks, earlier)
             case Demote() | Promote():
                 self.promises.disk.ordered(order, service_view.on_disk(self.service))
         mover = self._world.supervisor.movers.get(effect.mover)
@@ -597,3 +609,9 @@ def _refuses(effects: list[Effect], peer: int, request_id: int) -> bool:
     """Others may be refused in the same event: what they await does not come any more."""
     answers = [e.reply for e in effects if isinstance(e, Answer) and e.peer == peer and e.reply.id == request_id]
     return any(isinstance(reply, Error) for reply in answers)
+
+
+def _begun_elsewhere(effects: list[Effect]) -> int:
+    """The pledge that begins because another server has foretold its chunks; 0 if none does."""
+    lines = [effect for effect in effects if isinstance(effect, Log) and effect.event == "chunks awaited from a store"]
+    return int(str(dict(lines[0].fields)["pledge"])) if lines else 0

@@ -169,6 +169,7 @@ class Swarm:
             self.acts.update({"plan-store": 0.5, "plan-lookup": 0.5, "mover": 60.0, "process": 60.0, "deliver": 60.0})
             self.chances.update({"rank-skips": 0.0, "foreign-lease": 0.0, "hasty-client": 0.0, "message-waits": 0.1})
             self.pool_blocks, self.words = 83, 11
+            self.step_ms = max(3, self.step_ms)  # so that epochs of stores are mostly known
         self.verifies = self.verifies_later = True
         """Digests are on, before and after the first death of a brain."""
         self._choose_digest_faults(rng)

@@ -77,7 +77,7 @@ class World:
         store = Store(self, seed, is_hostile=remotes > 0)
         self.stores: dict[str, Store] = {}
         """Remote stores by name; the only one is ""."""
-        if (remotes or store.rng.random() < 0.3) and self.swarm.verifies:
+        if (remotes or store.rng.random() < (0.6 if self.swarm.pledges_much else 0.3)) and self.swarm.verifies:
             other = Store(self, seed + SEED_OF_OTHER, is_hostile=remotes > 0)
             self.stores = {"": store}
             named: tuple[Remote, ...] = (store.rng.choice(REMOTES),)
@@ -89,8 +89,9 @@ class World:
                 remotes=named,
                 remote_patience_ms=self.swarm.ms(30) if len(named) > 1 else self.swarm.bounds.remote_patience_ms,
                 remote_job_ms=self.swarm.ms(1500),
-                remote_tell_ms=self.swarm.ms(50),
-                remote_listen_ms=self.swarm.ms(100),
+                remote_tell_ms=self.swarm.ms(20 if self.swarm.pledges_much else 50),
+                remote_listen_ms=self.swarm.ms(30 if self.swarm.pledges_much else 100),
+                remote_foretold_ms=self.swarm.ms(store.rng.choice((300, 900))),
             )
         bounds = self.swarm.bounds
         self.garbage = Garbage()
@@ -345,6 +346,8 @@ class World:
         for store in self.stores.values():
             if store.rng.random() < store.act_share:
                 store.act()
+            if store.streams is not None:
+                store.streams.act()
         name = self.rng.choices(self._act_names, cum_weights=self._act_weights)[0]
         self._step_by_name(name)
 

@@ -33,6 +33,7 @@ REMOTE_EVENTS = {
     "existed": "existed",
     "dropped": "dropped",
     "told": "told",
+    "foretold": "foretold",
     "heard": "heard",
     "unannounced": "unannounced",
 }
@@ -40,6 +41,7 @@ REMOTE_EVENTS = {
 REMOTE_EVENTS_TEXT = (
     "Chunks that the remote store was asked for, had, gave or took. existed: another server wrote it first. "
     "dropped: prefixes that were not written whole, because too many chunks waited. told, heard: announcements. "
+    "foretold: those of chunks that engines here compute. "
     "unannounced: lookups for which it was not asked, because nobody had announced the chunk."
 )
 REMOTE_MOVED_TEXT = "Bytes of payloads read from and written to it."

@@ -19,8 +19,9 @@ def check_pledges(core: Core) -> None:
     waits: list[Wait] = []
     for number, pledge in pledges.items():
         assert pledge.number == number
-        assert core.sessions[pledge.session.number] is pledge.session, "no pledge outlives its session"
-        assert number in pledge.session.pledges
+        if pledge.session is not None:
+            assert core.sessions[pledge.session.number] is pledge.session, "no pledge outlives its session"
+            assert number in pledge.session.pledges
         assert core.chunks.spaces.get(pledge.space.digest) is pledge.space, "no pledge on a cleared namespace"
         assert deadlines["pledge", number] == pledge.due_ns(patience_ns), "no pledge lives without a bound"
         assert pledge.to_come, "a pledge ends with its last chunk"
@@ -45,13 +46,15 @@ def check_pledges(core: Core) -> None:
         part, whole = SHARES[len(by)]
         assert all(taken * whole <= bound * part for taken, bound in zip(size, most, strict=True))
     assert all(len(session.pledges) <= core.bounds.pledges_max for session in core.sessions.values())
-    assert sum(len(session.pledges) for session in core.sessions.values()) == len(pledges)
+    of_others = {number for tier in core.remotes for number in tier.awaited}
+    assert of_others == {number for number, pledge in pledges.items() if pledge.session is None}
+    assert sum(len(session.pledges) for session in core.sessions.values()) == len(pledges) - len(of_others)
     known = [lease.wait for lease in core.leases.values() if lease.wait is not None]
     known += [job.awaiting.wait for job in core.jobs.values() if job.awaiting is not None]
     assert Counter(map(id, known)) == Counter(map(id, waits)), "each wait has somebody who waits"
     for lease in core.leases.values():
         assert lease.chunks <= lease.reach, "a lease pins nothing that it is not on"
-        assert lease.wait is None or lease.wait.pledge.session.engine is not lease.engine, "nobody awaits itself"
+        assert lease.wait is None or not lease.wait.pledge.is_of(lease.engine), "nobody awaits itself"
     for job in core.jobs.values():
         assert (job.state == "awaiting") == (job.awaiting is not None)
         assert job.state != "awaiting" or ("job", job.number) in deadlines, "no retrieve waits without a bound"

@@ -1,6 +1,9 @@
 """Invariants of the remote stores."""
 
+from collections import Counter
+
 from kvserver.service.state.core import Core
+from kvserver.service.state.foretold import FORETELLING_MAX, FORETOLD_MAX
 from kvserver.service.state.passing import Passing
 from kvserver.service.state.remote_tier import (
     PURSUITS_MAX,
@@ -19,6 +22,19 @@ def fetches(core: Core) -> set[int]:
     """Numbers of the reads that are under way: they write into slots, as stores do."""
     jobs = (job for tier in core.remotes for job in tier.jobs.values())
     return {job.number for job in jobs if isinstance(job, FetchJob)}
+
+
+def _check_foretellings(tier: RemoteTier) -> None:
+    told, marks = tier.foretellings, Counter[int]()
+    for number, row in told.rows.items():
+        assert row.pledge.number == number
+        assert row.written < len(row.keys) == len(row.marks), "it ends with its last chunk"
+        marks.update(row.marks[row.written :])
+    assert marks == told.marks, "what is to come is counted"
+    assert marks.total() == told.chunks <= FORETELLING_MAX
+    assert told.said <= marks.keys(), "what comes no more was taken back"
+    assert tier.remote.pledged == "write" or not told.rows
+    assert max(len(tier.foretold.until_ns), len(told.mine)) <= FORETOLD_MAX
 
 
 def check_remote(tier: RemoteTier) -> None:
@@ -41,6 +57,7 @@ def check_remote(tier: RemoteTier) -> None:
     assert len(tier.pursuits) <= PURSUITS_MAX
     assert len(tier.queue) <= QUEUE_MAX
     assert len(tier.left_out) <= USED_MAX
+    _check_foretellings(tier)
     probing = {job.pursuit for job in jobs if isinstance(job, ProbeJob)}
     for pursuit in tier.pursuits:
         assert pursuit.heads is not None or pursuit in probing, "what is looked for is asked for"

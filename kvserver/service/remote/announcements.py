@@ -8,11 +8,13 @@ anywhere before. Decision 0018 has the reasons.
 from collections.abc import Sequence
 
 from kvserver.index.space import Node, Space
-from kvserver.remote.announcement import GONE, KIND_BITS, WRITTEN, pack, unpack
+from kvserver.remote.announcement import COMES, GONE, KIND_BITS, WRITTEN, pack, unpack
 from kvserver.service.state.core import MILLISECOND_NS, Core
 from kvserver.service.state.remote_tier import AnnounceJob, ListenJob, Pursuit, RemoteTier
 from kvserver.wire.orders import AnnounceRemote, ListenRemote, RemoteEnded, RemoteHeard
 
+SOON_MS = 50
+"""Instead of remote_tell_ms and remote_listen_ms, while chunks of a namespace are foretold or awaited."""
 CATCHING_UP_MAX = 2
 """Namespaces whose announcements are read on at once: taking them in keeps the brain from others."""
 AWAY_MS = 2_000
@@ -24,6 +26,8 @@ def tick(core: Core, tier: RemoteTier, now_ns: int) -> None:
     """Tells what has to be told, and reads what was told, of each namespace whose time has come."""
     if not tier.usable:
         return
+    foretelling = {row.space.digest for row in tier.foretellings.rows.values()}
+    awaiting = {pledge.space.digest for pledge in tier.awaited.values()}
     catching_up = sum(isinstance(job, ListenJob) and job.is_behind for job in tier.jobs.values())
     for digest, known in tier.epochs.items():
         announcements, space = known.announcements, core.chunks.spaces.get(digest)
@@ -31,13 +35,19 @@ def tick(core: Core, tier: RemoteTier, now_ns: int) -> None:
         if epoch is None:
             continue
         if announcements.wants_to_tell(now_ns):
-            marks = announcements.tell_begins(now_ns + core.bounds.remote_tell_ms * MILLISECOND_NS)
+            pause_ms = core.bounds.remote_tell_ms
+            pause_ms = min(pause_ms, SOON_MS) if digest in foretelling else pause_ms
+            marks = announcements.tell_begins(now_ns + pause_ms * MILLISECOND_NS)
             job = AnnounceJob(number=core.number("job"), digest=digest, chunks=len(marks), began_ns=now_ns)
             _begin(core, tier, job, AnnounceRemote(job.number, digest, epoch, pack(marks)))
         is_behind = announcements.is_behind(epoch)
         if announcements.wants_to_listen(now_ns) and not (is_behind and catching_up >= CATCHING_UP_MAX):
             catching_up += is_behind
-            announcements.listen_begins(epoch, now_ns + core.bounds.remote_listen_ms * MILLISECOND_NS)
+            # Those who use a bucket replace their objects no more often than we listen.
+            is_soon = digest in awaiting and not tier.remote.bucket
+            pause_ms = core.bounds.remote_listen_ms
+            pause_ms = min(pause_ms, SOON_MS) if is_soon else pause_ms
+            announcements.listen_begins(epoch, now_ns + pause_ms * MILLISECOND_NS)
             listen = ListenJob(
                 number=core.number("job"), digest=digest, epoch=epoch, is_behind=is_behind, began_ns=now_ns
             )
@@ -58,8 +68,12 @@ def heard(core: Core, tier: RemoteTier, job: ListenJob, report: RemoteHeard, now
     """Takes in what was told."""
     known = tier.epochs.get(job.digest)
     marks = unpack(report.marks)
+    since_ns = known.announcements.heard_since_ns(job.epoch) if known is not None else None
     for mark in marks:
-        tier.known.note(mark & ~KIND_BITS, mark & KIND_BITS)
+        if mark & KIND_BITS:
+            tier.known.note(mark & ~KIND_BITS, mark & KIND_BITS)
+        else:
+            _foretold(core, tier, mark, since_ns, now_ns)
     tier.count("remote_heard", len(marks))
     if report.fault:
         tier.failed("listen", report.fault)
@@ -67,6 +81,15 @@ def heard(core: Core, tier: RemoteTier, job: ListenJob, report: RemoteHeard, now
         known.announcements.not_heard(now_ns + _pause_ns(report.fault))
     elif known is not None:
         known.announcements.heard(job.epoch, job.began_ns, is_all=report.is_all)
+
+
+def _foretold(core: Core, tier: RemoteTier, mark: int, since_ns: int | None, now_ns: int) -> None:
+    """Takes in that a chunk comes, or comes no more. since_ns: it was told after this; None: nobody knows when, so it
+    may be long ago."""
+    if not mark & COMES:
+        tier.foretold.comes_no_more(mark)
+    elif since_ns is not None and not tier.foretellings.is_mine(mark, now_ns):
+        tier.foretold.heard(mark, since_ns + core.bounds.remote_foretold_ms * MILLISECOND_NS)
 
 
 def _pause_ns(fault: str) -> int:

@@ -54,7 +54,9 @@ def probed(core: Core, tier: RemoteTier, job: ProbeJob, report: RemoteProbed, no
     pursuit.has_heads(heads)
     tier.shorten(pursuit, len(heads))
     each = pursuit.space.geometry.chunk_tokens
-    if len(heads) * each < tier.remote.tokens_min or _too_slow(core, tier, pursuit.space, heads, len(heads) * each):
+    tokens = len(heads) * each
+    is_small = tokens < tier.remote.tokens_min or _too_slow(core, tier, pursuit.space, heads, tokens)
+    if not heads or (is_small and not pursuit.is_awaited):
         if heads:
             set_aside(tier, pursuit, 0, DECLINED, now_ns)
         tier.drop(pursuit)

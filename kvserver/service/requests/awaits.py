@@ -9,7 +9,7 @@ import logging
 
 from kvserver.errors import DeviceError, ResourceError
 from kvserver.index.space import READY, Space
-from kvserver.service.requests import admission, lookup
+from kvserver.service.requests import admission, elsewhere, foretold, lookup
 from kvserver.service.state.caches import Cache
 from kvserver.service.state.core import MILLISECOND_NS, Core
 from kvserver.service.state.pledges import Pledge, PledgeEnd, Pledger
@@ -28,6 +28,7 @@ WHY: dict[PledgeEnd, str] = {
     "late": "the engine that computes it made no progress, or took too long",
     "not-stored": "a store of it was refused, was cut short or failed",
     "cleared": "it was cleared, or what lies before it is served no more",
+    "silent": "the server that computes it, or the store between, is not heard any more",
 }
 
 
@@ -75,6 +76,7 @@ def pledge(core: Core, session: Session, peer: int, request: PledgeRequest, now_
         core.pledges.begin(made)
         _set_timer(core, made)
         core.counters.add("chunks_pledged", chunks)
+        foretold.begins(core, made, request.keys[: held * KEY_BYTES], now_ns)
     core.answer(peer, Pledged(request.id, number, held, chunks))
 
 
@@ -122,7 +124,7 @@ def not_stored(core: Core, session: Session, space: Space, keys: bytes) -> None:
     """An engine could not store these chunks. If it has pledged some, nobody awaits them after this event."""
     for at in range(0, len(keys), KEY_BYTES) if core.pledges else ():
         made = core.pledges.of(space, keys[at : at + KEY_BYTES])
-        if made is not None and made.session.engine is session.engine:
+        if made is not None and made.is_of(session.engine):
             core.pledges.breaks(made, "not-stored")
             return
 
@@ -150,7 +152,7 @@ def cache_goes(core: Core, cache: Cache) -> None:
     ):
         return
     for made in core.pledges.values():
-        if made.space.digest == cache.digest and made.session.engine is engine:
+        if made.space.digest == cache.digest and made.is_of(engine):
             core.pledges.breaks(made, "died")
 
 
@@ -167,11 +169,13 @@ def end(core: Core, made: Pledge, how: PledgeEnd, now_ns: int) -> None:
     """Ends a pledge. Whoever awaits some of it is told at once, and keeps what has come."""
     waits = core.pledges.end(made)
     core.timers.cancel("pledge", made.number)
+    if made.session is None:
+        elsewhere.ended(core, made)
     core.counters.pledges_ended[how] += 1
     core.log(
         "pledge ended",
         ("pledge", made.number),
-        ("engine", made.session.engine.name),
+        ("engine", made.producer),
         ("how", how),
         ("chunks", made.chunks),
         ("came", made.came),

@@ -7,6 +7,7 @@ from kvserver.service.requests import lookup
 from kvserver.service.requests.miss_reason import Missing, missing
 from kvserver.service.requests.remote_reason import remote_reason
 from kvserver.service.state.core import MILLISECOND_NS, Core
+from kvserver.service.state.pledges import Pledge
 from kvserver.service.telling.lookup_counts import Ending, LookupResult
 from kvserver.wire.explanation import Explanation, encode_explanations
 from kvserver.wire.messages import KEY_BYTES, Explain, Explained
@@ -52,10 +53,15 @@ def _explain(core: Core, digest: bytes, keys: bytes, now_ns: int) -> Explanation
         remote=remote,
         remote_s=remote_s,
         remotes={name: (why, rest_s) for name, (why, rest_s) in reasons.items() if why},
-        producer=pledge.session.engine.name if pledge is not None else "",
+        producer=_producer(pledge) if pledge is not None else "",
         producer_s=(due_ns - now_ns) / 1e9,
         held_in=lacks.held_in,
     )
+
+
+def _producer(pledge: Pledge) -> str:
+    """The engine that computes a chunk, for people."""
+    return pledge.producer if pledge.session is not None else f"of another server (by the store {pledge.store})"
 
 
 def _single(space: Space | None, key: bytes) -> LookupResult | None:

@@ -13,7 +13,7 @@ from typing import Literal
 from kvserver.errors import RequestError, ResourceError
 from kvserver.index.space import Node, Space
 from kvserver.service.holdings.accounts import Accounts
-from kvserver.service.requests import pursuits
+from kvserver.service.requests import elsewhere, pursuits
 from kvserver.service.requests.miss_reason import ending, missing
 from kvserver.service.state import chunk_waits
 from kvserver.service.state.chunk_waits import Fetch
@@ -48,16 +48,14 @@ def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int
         space = None
     found = plan_lookup(core, request.namespace, space, request.keys, wanted_min=request.chunks_wanted_min)
     pledge, awaited = None, 0
-    if core.pledges and space is not None and found.chunks == found.held and isinstance(request, Await):
-        pledge, awaited = core.pledges.following(session.engine, space, request.keys, found.held)
-        if pledge is not None and len(pledge.waits) >= core.bounds.pledge_waits_max:
-            pledge, awaited = None, 0
+    if space is not None and found.chunks == found.held and isinstance(request, Await):
+        pledge, awaited = _pledged(core, session, space, keys=request.keys, held=found.held, now_ns=now_ns)
         if awaited and found.chunks + awaited >= request.chunks_wanted_min:
             found = found._replace(leased=True)
     if found.leased and len(core.leases) >= core.bounds.leases_max:
         raise ResourceError("leases", f"{len(core.leases)} leases are out, at most {core.bounds.leases_max} may be")
     core.lookup_counts.note(found)
-    producer = pledge.session.engine.name if pledge is not None and awaited and found.leased else ""
+    producer = pledge.producer if pledge is not None and awaited and found.leased else ""
     if level := core.lines.level("lookup", now_ns):
         line = _line(core, request, found, now_ns)
         more = (("awaited", awaited), ("producer", producer)) if producer else ()
@@ -74,6 +72,8 @@ def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int
             granted = _grant(core, session, space, tail, keys=keys, away=found.away, now_ns=now_ns)
             if pledge is not None and awaited:
                 core.counters.add("chunks_awaited", awaited)
+                if pledge.number not in core.pledges:
+                    elsewhere.begin(core, pledge, now_ns)
                 _await(core, granted, pledge)
             lease, ttl_ms = granted.number, core.bounds.lease_ttl_ms
     coming = 0
@@ -85,6 +85,19 @@ def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int
         core.answer(peer, Awaited(*answer, awaited if producer else 0, producer))
     else:
         core.answer(peer, Found(*answer))
+
+
+def _pledged(
+    core: Core, session: Session, space: Space, *, keys: bytes, held: int, now_ns: int
+) -> tuple[Pledge | None, int]:
+    """The pledge on what follows the held chunks, and how many of them it brings: that of an engine of this server, or
+    the word of another server, which has not begun."""
+    if core.pledges:
+        pledge, awaited = core.pledges.following(session.engine, space, keys, held)
+        if pledge is not None:
+            return (pledge, awaited) if len(pledge.waits) < core.bounds.pledge_waits_max else (None, 0)
+    pledge = elsewhere.offered(core, session, space, keys, held=held, now_ns=now_ns) if core.remotes else None
+    return pledge, pledge.chunks if pledge is not None else 0
 
 
 def plan_lookup(core: Core, namespace: bytes, space: Space | None, keys: bytes, *, wanted_min: int) -> LookupResult:

@@ -12,6 +12,7 @@ from kvserver.index.eviction import STORED
 from kvserver.index.space import Node, Space
 from kvserver.service.state.core import MILLISECOND_NS, Core
 from kvserver.service.state.passing import Passing
+from kvserver.service.state.pledges import Pledge
 from kvserver.service.state.remote_tier import (
     PURSUITS_MAX,
     WANTED_MAX,
@@ -105,7 +106,7 @@ def _begin(
     if not open_to or (instead_of is None and space.find(key) is not None):
         return None
     tier, is_try = _choose(core, open_to, space, key, chunks=min(chunks, PROBED_MAX), now_ns=now_ns)
-    if tier is None or (tenant := _tenant(core, session, space)) is None:
+    if tier is None or (tenant := tenant_of(core, session, space)) is None:
         return None
     if instead_of is not None:
         _leave(core, instead_of, key, now_ns)
@@ -118,12 +119,38 @@ def _begin(
     pursuit = Pursuit(
         space=space, epoch=epoch, parent=parent, keys=wanted, tenant=tenant, moved_ns=now_ns, is_try=is_try
     )
+    _probe(core, tier, pursuit, now_ns)
+    return pursuit
+
+
+def _probe(core: Core, tier: RemoteTier, pursuit: Pursuit, now_ns: int) -> None:
+    space = pursuit.space
     job = ProbeJob(number=core.number("job"), pursuit=pursuit, began_ns=now_ns)
     tier.pursue(pursuit)
-    tier.begin(job, ProbeRemote(job.number, space.digest, epoch, b"".join(wanted), len(space.parts)))
+    tier.begin(job, ProbeRemote(job.number, space.digest, pursuit.epoch, b"".join(pursuit.keys), len(space.parts)))
     core.timers.set(now_ns + core.bounds.remote_job_ms * MILLISECOND_NS, "remote", job.number)
-    tier.count("remote_probed", len(wanted))
-    return pursuit
+    tier.count("remote_probed", len(pursuit.keys))
+
+
+def pursue_awaited(
+    core: Core, tier: RemoteTier, pledge: Pledge, *, parent: bytes, keys: list[bytes], now_ns: int
+) -> bool:
+    """Looks for pledged chunks that another server has written, if there is room for what is looked for."""
+    if len(tier.pursuits) >= PURSUITS_MAX or len(tier.wanted) + len(keys) > WANTED_MAX:
+        return False
+    tenant = pledge.pledger.tenant
+    pursuit = Pursuit(
+        space=pledge.space,
+        epoch=pledge.epoch,
+        parent=parent,
+        keys=keys,
+        tenant=tenant,
+        moved_ns=now_ns,
+        is_try=False,
+        is_awaited=True,
+    )
+    _probe(core, tier, pursuit, now_ns)
+    return True
 
 
 def _leave(core: Core, pursuit: Pursuit, key: bytes, now_ns: int) -> None:
@@ -179,7 +206,7 @@ def _doubts(tier: RemoteTier, space: Space, key: bytes, now_ns: int) -> int:
     return 3 if tier.is_unannounced(space, key, now_ns) else 1
 
 
-def _tenant(core: Core, session: Session, space: Space) -> int | None:
+def tenant_of(core: Core, session: Session, space: Space) -> int | None:
     """The tenant for which the engine has registered this namespace; None if it has not."""
     caches = core.caches.values()
     mine = (cache for cache in caches if cache.digest == space.digest and cache.session.engine is session.engine)
@@ -195,7 +222,8 @@ def offer_used(core: Core, space: Space, tail: Node) -> None:
 
 def offer_stored(core: Core, space: Space, tail: Node, new: list[Node], now_ns: int) -> None:
     """A prefix was stored: other servers are told of its new chunks, and they are to be written, if the policy of a
-    store says so. A chunk that any server has stored before is used a second time."""
+    store says so. A chunk that any server has stored before is used a second time, and one that was foretold is
+    awaited."""
     for node in new:
         node.mark(STORED)
     for tier in core.remotes:
@@ -203,7 +231,7 @@ def offer_stored(core: Core, space: Space, tail: Node, new: list[Node], now_ns: 
         epoch = tier.epoch_of(space, now_ns)
         for node in new if epoch is not None else ():
             assert epoch is not None
-            if tier.has_stored(space, epoch, node):
+            if tier.has_stored(space, epoch, node) or tier.foretells(space, epoch, node):
                 again = node
         match tier.remote.write:
             case "through":

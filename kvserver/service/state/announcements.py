@@ -114,8 +114,17 @@ class Announcements:
             self.epoch, self.heard_ns, self.doubted_until_ns = epoch, None, 0
         self.is_listening, self.listen_at_ns = True, next_ns
 
+    def listens_soon(self, now_ns: int, pause_ns: int) -> None:
+        """Somebody waits for news. pause_ns: the usual one; a longer one is after a failure, and is kept."""
+        if now_ns < self.listen_at_ns <= now_ns + pause_ns:
+            self.listen_at_ns = now_ns
+
     def listen_ends(self) -> None:
         self.is_listening = False
+
+    def heard_since_ns(self, epoch: int) -> int | None:
+        """What is heard now was told after this. None: it may be of any age."""
+        return self.heard_ns if epoch == self.epoch else None
 
     def heard(self, epoch: int, began_ns: int, *, is_all: bool) -> None:
         """Announcements of an epoch were read. is_all: there were no more when it began."""

@@ -97,6 +97,8 @@ class Bounds:
     """Between two batches of announcements of a namespace, if the one before took all that waited."""
     remote_listen_ms: int = 500
     """Between two times that the announcements of a namespace are read."""
+    remote_foretold_ms: int = 15_000
+    """How long a server is believed that a chunk comes to the store. It tells so three times as often."""
     recompute_tokens_per_s: int
     """Prefill speed of the engines. A prefix that is slower to read from disk than to compute is not offered. 0: every
     prefix is offered."""

@@ -51,9 +51,10 @@ SHARES = ((1, 1), (7, 8), (3, 4))
 engine so much of what other engines leave."""
 
 
-PledgeEnd = Literal["stored", "withdrawn", "died", "late", "not-stored", "cleared"]
+PledgeEnd = Literal["stored", "withdrawn", "died", "late", "not-stored", "cleared", "silent"]
 """How a pledge ends. stored: all of it came. late: its time is over, or it made no progress. not-stored: a store of it
-was refused, cut short or failed. cleared: its chunks, or those before, are served no more."""
+was refused, cut short or failed. cleared: its chunks, or those before, are served no more. silent: another server
+computes it, and is not heard any more."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -75,10 +76,12 @@ class Wait:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Pledge:
-    """A session's word that its engine computes these chunks now, and will store them."""
+    """A session's word that its engine computes these chunks now, and will store them. Or the word of another server
+    that it will write them to a store which both use (requests/elsewhere.py)."""
 
     number: int
-    session: Session
+    session: Session | None
+    """None: it is the word of another server."""
     pledger: Pledger
     space: Space
     after: bytes
@@ -90,9 +93,22 @@ class Pledge:
     expires_ns: int
     moved_ns: int
     """When it was made, or a chunk of it came last."""
+    store: str = ""
+    """The store from which chunks of another server come."""
+    epoch: int = 0
+    """The epoch of the namespace in that store."""
     came: int = 0
     """Chunks of it that have come."""
     waits: dict[Wait, None] = field(default_factory=dict)
+
+    @property
+    def producer(self) -> str:
+        """The engine that computes it, or the store from which it comes."""
+        return self.session.engine.name if self.session is not None else self.store
+
+    def is_of(self, engine: Engine) -> bool:
+        """The engine computes it itself."""
+        return self.session is not None and self.session.engine is engine
 
     @property
     def chunks(self) -> int:
@@ -128,7 +144,7 @@ class News(NamedTuple):
 
 
 class Pledges(Table[Pledge]):
-    """All pledges: here, at their session, and by each key that is still to come."""
+    """All pledges: here, at their session if they have one, and by each key that is still to come."""
 
     def __init__(self, most: Size) -> None:
         """most: the room for all pledges together."""
@@ -146,7 +162,8 @@ class Pledges(Table[Pledge]):
 
     def begin(self, pledge: Pledge) -> None:
         self._rows[pledge.number] = pledge
-        pledge.session.pledges.add(pledge.number)
+        if pledge.session is not None:
+            pledge.session.pledges.add(pledge.number)
         self._take(pledge, Size(1, pledge.chunks, pledge.slot_bytes))
         for key in _split(pledge.keys):
             assert (pledge.space.digest, key) not in self.by_key
@@ -155,7 +172,8 @@ class Pledges(Table[Pledge]):
     def end(self, pledge: Pledge) -> list[Wait]:
         """Ends a pledge. Returns the waits that end with it, in the order in which they began."""
         del self._rows[pledge.number]
-        pledge.session.pledges.discard(pledge.number)
+        if pledge.session is not None:
+            pledge.session.pledges.discard(pledge.number)
         self._take(pledge, Size(-1, pledge.came - pledge.chunks, -pledge.slot_bytes))
         for key in _split(pledge.to_come):
             del self.by_key[pledge.space.digest, key]
@@ -211,7 +229,7 @@ class Pledges(Table[Pledge]):
         nothing of its own."""
         at = held * KEY_BYTES
         pledge = self.of(space, keys[at : at + KEY_BYTES])
-        if pledge is None or pledge.session.engine is engine or pledge.after != keys[:at][-KEY_BYTES:]:
+        if pledge is None or pledge.is_of(engine) or pledge.after != keys[:at][-KEY_BYTES:]:
             return None, 0
         same = _same_keys(keys[at:], pledge.to_come)  # none: keys that are no chain leave out the next one
         return (pledge, same) if same else (None, 0)

@@ -11,14 +11,16 @@ from typing import Literal, NamedTuple
 from kvserver.config.remotes import Remote
 from kvserver.index.eviction import CAME, REMOTE
 from kvserver.index.space import Node, Space
-from kvserver.remote.announcement import GONE, STORED, UNKNOWN, Kind, KnownChunks, Marker, mark_of
+from kvserver.remote.announcement import GONE, STORED, UNKNOWN, Kind, KnownChunks, Marker, foretold, mark_of
 from kvserver.remote.chunk_value import Head
 from kvserver.remote.epoch_lease import EpochLease
 from kvserver.service.state.announcements import DOUBTED_MS, MILLISECOND_NS, Announcements
 from kvserver.service.state.clears import Clear
+from kvserver.service.state.foretold import Foretellings, Foretold
 from kvserver.service.state.movers import Mover
 from kvserver.service.state.outbox import Outbox
 from kvserver.service.state.passing import Passing
+from kvserver.service.state.pledges import Pledge
 from kvserver.service.telling.counters import RemoteCount, RemoteCounts, RemoteWanted
 from kvserver.tiers.placement import Rate
 from kvserver.wire.messages import KEY_BYTES
@@ -56,6 +58,8 @@ class Pursuit:
     """When it last made progress."""
     is_try: bool
     """Nobody has told that the store has these chunks."""
+    is_awaited: bool = False
+    """Engines await them: they are read however few they are."""
     heads: list[Head] | None = None
     """Heads of the leading chunks that are in the store; None until they are known."""
     begun: int = 0
@@ -279,6 +283,10 @@ class RemoteTier:
         when (ns) they are not looked at again."""
         self.queue: OrderedDict[Node, Space] = OrderedDict()
         """Chunks that wait to be written, parents first."""
+        self.foretellings = Foretellings()
+        self.foretold = Foretold()
+        self.awaited: dict[int, Pledge] = {}
+        """The words of other servers that engines here rely on, by number."""
         self.jobs: dict[int, RemoteJob] = {}
         self.fetching_bytes = self.putting_bytes = 0
         """Bytes that are being read and written."""
@@ -433,6 +441,17 @@ class RemoteTier:
         if self.remote.write != "never" and (known := self.epochs.get(space.digest)) is not None:
             known.announcements.tell(mark, kind)
 
+    def foretell(self, space: Space, marks: list[int], *, comes: bool) -> None:
+        """Other servers are to be told that engines here compute these chunks, or that they come no more."""
+        if (known := self.epochs.get(space.digest)) is not None:
+            for mark in marks:
+                known.announcements.tell(foretold(mark, comes=comes), UNKNOWN)
+            self.count("remote_foretold", len(marks) if comes else 0)
+
+    def foretells(self, space: Space, epoch: int, node: Node) -> bool:
+        """Other servers are told, or will be, that the chunk comes."""
+        return bool(self.foretellings.rows) and self.mark(space, epoch, node.key) in self.foretellings.marks
+
     def has_stored(self, space: Space, epoch: int, node: Node) -> bool:
         """A chunk was stored here, and others are told. Returns whether any server has stored it before, and nobody has
         told that it is in the store."""
@@ -520,6 +539,18 @@ class RemoteTier:
                 known.clears.remove(clear)
                 found = clear
         return found
+
+    # ---------------------------------------------------------------- what other servers compute
+
+    def awaits(self, pledge: Pledge) -> None:
+        self.awaited[pledge.number] = pledge
+
+    def awaits_no_more(self, pledge: Pledge) -> None:
+        self.awaited.pop(pledge.number, None)
+
+    def comes(self, mark: int, now_ns: int) -> bool:
+        """Another server is believed that it will write the chunk."""
+        return self.foretold.comes(mark, now_ns)
 
     # ---------------------------------------------------------------- pursuits
 

@@ -20,7 +20,7 @@ DISCARD_REASONS = ("died", "failed", "abandoned", "deadline", "cleared")
 ERROR_FAMILIES = ("request", "resource", "device")
 DISK_FAULTS = (*get_args(Fault), "lost")
 DRAIN_ENDS = ("moved", "kept", "given-up")
-PLEDGE_ENDS = ("stored", "withdrawn", "died", "late", "not-stored", "cleared")
+PLEDGE_ENDS = ("stored", "withdrawn", "died", "late", "not-stored", "cleared", "silent")
 JOB_ENDS = ("done", "abandoned", "failed", "invalid")
 JOB_KINDS = ("store", "retrieve")
 DIRECTIONS = (*JOB_KINDS, "demote", "promote")
@@ -41,6 +41,7 @@ IN_PARTS = (
 RemoteCount = Literal[
     "remote_dropped",
     "remote_existed",
+    "remote_foretold",
     "remote_found",
     "remote_heard",
     "remote_probed",
@@ -184,6 +185,7 @@ class Counters:
         "remote_dropped",
         "remote_existed",
         "remote_failures",
+        "remote_foretold",
         "remote_found",
         "remote_heard",
         "remote_probed",
@@ -304,6 +306,8 @@ class Counters:
         """Lookups for which a remote store was not asked, because nobody had told of their next chunk."""
         self.remote_told = self.remote_heard = 0
         """Announcements of this server, and all that it has read, its own among them."""
+        self.remote_foretold = 0
+        """Announcements of chunks that engines of this server compute. Each chunk may be announced several times."""
         self.remote_dropped = 0
         """Times that a prefix was not written whole, because too many chunks waited."""
         self.remote_failures: dict[tuple[str, str], int] = {}

@@ -47,6 +47,7 @@ def test_addresses_have_the_usual_port_unless_they_name_one() -> None:
 
 def test_a_directory_has_a_path_and_no_address() -> None:
     (remote,) = parse("shared=file:///mnt/kv%20cache?write=never")
+    assert remote.pledged == "wait"
     assert (remote.scheme, remote.addresses, remote.write) == ("file", (), "never")
     assert remote.directory == "/mnt/kv cache"
 
@@ -123,6 +124,8 @@ def test_without_stores_there_is_none() -> None:
         (" ".join(f"a{n}=file:///x{n}" for n in range(5)), "a0, a1, a2, a3, a4: 5 stores: expected 4 at most"),
         ("a=valkey://x?write=evict", "is not built: expected reuse, through or never"),
         ("a=valkey://x?write=often", "write='often' must be reuse | through | never"),
+        ("a=valkey://x?pledged=often", "pledged='often' must be wait | write"),
+        ("a=valkey://x?pledged=write&write=never", "pledged=write and write=never: expected write=reuse or through"),
         ("a=valkey://x?size=3", "unknown key 'size'; keys are url, write, "),
         ("a=valkey://x?ttl_s=7&ttl_s=8", "ttl_s='7' must be a whole number in [60, "),
         ("a=valkey://x?ttl_s=77&ttl_s=88", "names ttl_s twice"),

@@ -6,12 +6,14 @@ from hashlib import blake2b
 
 from kvserver.remote.announcement import (
     GONE,
+    KIND_BITS,
     MARK_BYTES,
     STORED,
     UNKNOWN,
     WRITTEN,
     KnownChunks,
     Marker,
+    foretold,
     mark_of,
     pack,
     unpack,
@@ -40,6 +42,19 @@ def test_what_was_told_last_of_a_chunk_counts() -> None:
         known.note(mark(1), kind)
         assert known.kind(mark(1)) == kind
     assert known.kind(mark(2)) == UNKNOWN
+
+
+def test_words_about_what_is_computed_change_nothing_that_is_known() -> None:
+    """So servers that do not know them take them for nothing."""
+    known = KnownChunks(16)
+    for number, kind in enumerate((UNKNOWN, STORED, WRITTEN, GONE)):
+        known.note(mark(number), kind)
+        for comes in (True, False):
+            told = foretold(mark(number), comes=comes)
+            known.note(told & ~KIND_BITS, told & KIND_BITS)
+            known.note((told | 4) & ~KIND_BITS, told & KIND_BITS)
+            assert known.kind(mark(number)) == kind
+    assert not known.forgotten
 
 
 def test_a_full_table_forgets_chunks_and_never_takes_one_for_another() -> None:
