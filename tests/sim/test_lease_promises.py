@@ -11,6 +11,7 @@ from .memory import Arena, Wrong
 from .pledge_promises import PledgePromises
 from .promises import EngineFacts, LeaseFacts, Promises
 from .shapes import SHAPES
+from .streams import OurWord
 
 LEAVES, STAYS = b"\2" * 32, b"\3" * 32
 EXPIRES_NS = 701
@@ -21,7 +22,8 @@ def books_at(now_ns: int, *, pledge: int = 0) -> Promises:
     shapes = {LEAVES: SHAPES[0], STAYS: SHAPES[4]}
     pledges = PledgePromises(Counter(), ttl_ms=5, patience_ms=3, room=(2, 5, 7))
     deadlines = DeadlinePromises(Counter(), job_ttl_ms=13, grace_ms=17)
-    books = Promises(Ledger(Arena(4096, 1)), shapes, pledges, deadlines, lease_ttl_ms=7, lease_extended_ms=11)
+    ledger, word = Ledger(Arena(4096, 1)), OurWord(Counter())
+    books = Promises(ledger, shapes, pledges, deadlines, word, lease_ttl_ms=7, lease_extended_ms=11)
     for number, digest in enumerate(shapes, 13):
         lease = LeaseFacts(EngineFacts(ranks=1), digest, keys_of((0, 2, 1)), EXPIRES_NS, pledge=pledge)
         books.leases[number] = lease
