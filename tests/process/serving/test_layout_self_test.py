@@ -92,7 +92,7 @@ class Engine:
         for group in self.config.kv_cache_groups:
             group.kv_cache_spec.num_kv_heads = shards
         kinds = [Group(TOKENS)] * len(self.names)
-        return head_shard_specs(self.spec, kinds, self.config, self.caches, here=shards, ranks=2, rank=1)
+        return head_shard_specs(self.spec, kinds, self.config, self.caches, here=shards, ranks=2, rank=1, replicas=1)
 
     def test(self, path: Path, spec: CacheSpec | None = None, beside: Sequence[CacheSpec] = ()) -> str:
         tensors = [[BlockTensor(*part) for part in group] for group in block_tensors(self.config, self.caches)]
