@@ -241,8 +241,11 @@ def saves_behind_drafts(base: type) -> bool:
 
 
 def knows_stages(base: type) -> bool:
-    """Whether vLLM takes the handshakes and reports of every pipeline stage. True since 0.31 at the latest."""
-    return hasattr(base, "set_xfer_handshake_metadata_pp_aware")
+    """Whether vLLM takes the handshakes and reports of every pipeline stage. True since 0.31.
+
+    0.26 takes the handshakes as well, but there requests go on behind wrong KV (scheduler_sim).
+    """
+    return hasattr(base, "set_xfer_handshake_metadata_pp_aware") and asks_where_to_allocate(base)
 
 
 def steps_ahead(config: Any) -> int:

@@ -123,6 +123,7 @@ def _worker(config: Any, kv_config: Any, rank: int) -> Any:
         if isinstance(half, Neighbour):
             half.rank = rank
         else:
+            half._allocating.close()  # as the registration does
             half._is_described = True
             half._worker._half.ends.begin_cache([half._chunk_tokens // BLOCK_TOKENS for _ in half._groups])
             half._worker._half._namespace = Future()

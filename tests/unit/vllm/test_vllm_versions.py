@@ -53,6 +53,18 @@ def output(new: list[tuple[str, int]], cached: list[tuple[str, int, Any]], **mor
     return SimpleNamespace(**{**fields, **more})
 
 
+@pytest.mark.parametrize(
+    ("methods", "known"),
+    [
+        ([], False),
+        (["set_xfer_handshake_metadata_pp_aware"], False),  # 0.26
+        (["set_xfer_handshake_metadata_pp_aware", "get_mem_pool_context"], True),  # 0.31
+    ],
+)
+def test_stages_are_known_since_vllm_asks_where_to_allocate(methods: list[str], known: bool) -> None:
+    assert versions.knows_stages(type("Base", (), dict.fromkeys(methods))) is known
+
+
 def test_a_step_counts_what_will_be_computed_but_no_drafts() -> None:
     step = output([("a", 0)], [("b", 30, None)], scheduled_spec_decode_tokens={"b": [7, 7, 7]})
     assert list(scheduled(step)) == [("a", 0, 10, True), ("b", 30, 37, True)]
