@@ -324,7 +324,7 @@ class Swarm:
             "read_room_ms": self.ms(rng.choice((1, 20, 100))),
             "disk_job_ms": self.ms(rng.choice((150, 1500))),
             "disk_restart_ms": self.ms(rng.choice((5, 100))),
-            "recompute_tokens_per_s": 0 if self.reads_much else rng.choice((0, 0, 0, 1_000_000)),
+            "recompute_tokens_per_s": 0 if self.reads_much else rng.choice((0, 0, 1_000_000, 1_000_000_000)),
             "notes_max": 0 if segments < 17 or self.loses_devices else 1024,
             "prefix_notes_kept": 0 if segments % 2 else 512,
         }
