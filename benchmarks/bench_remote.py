@@ -97,7 +97,7 @@ class Bench(NamedTuple):
     plain: list[Plain]
     """One for each thread."""
     connections: int
-    """Of the engine."""
+    """The engine has so many each way."""
     readers: int = 0
     """Threads of the ceiling that read, if not all do."""
     one_value: bool = False

@@ -501,7 +501,8 @@ def _print_json(value: object) -> None:
 
 def _give_output_up(error: OSError) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more as it ends
-    _complain(f"output: the result was not written whole: {error.strerror}")
+    if not isinstance(error, BrokenPipeError):  # a reader that wants no more, such as `head`, is no trouble
+        _complain(f"output: the result was not written whole: {error.strerror}")
 
 
 def _complain(message: str) -> None:

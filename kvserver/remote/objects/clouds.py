@@ -277,7 +277,7 @@ class CloudObjects:
         return f"{self._place.scheme}://{self._place.bucket}"
 
     def _told(self, name: str, within_s: float) -> Any:
-        """What a store tells of an object without its bytes. Raises StoreError, also if it is not there."""
+        """Asks a store about an object without its bytes. Raises StoreError, also if it is not there."""
         with self._as_store_errors():
             return obstore.get(self._client(within_s), name, options={"head": True})
 

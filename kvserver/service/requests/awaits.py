@@ -157,7 +157,7 @@ def cache_goes(core: Core, cache: Cache) -> None:
 
 
 def _writers(cache: Cache) -> list[tuple[int, int]]:
-    """By group: how many ranks hold the same bytes, and which of them this one is."""
+    """How many ranks hold the same bytes, and which of them this one is, group by group."""
     return [(group.writers, group.writer) for group in cache.layout.groups]
 
 

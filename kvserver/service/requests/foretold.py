@@ -1,4 +1,4 @@
-"""What engines of this server compute is told to the other servers of a store, if its `pledged` says so.
+"""Tells the other servers of a store what engines of this server compute, if its `pledged` says so.
 
 A pledge is foretold with the held chunks before it that the store lacks: whoever awaits it elsewhere needs them too.
 They are written at once. What comes no more is told, and what is still to come is told again and again: a server that

@@ -123,7 +123,7 @@ class Announcements:
         self.is_listening = False
 
     def heard_since_ns(self, epoch: int) -> int | None:
-        """What is heard now was told after this. None: it may be of any age."""
+        """Announcements that are heard now were told after this. None: they may be of any age."""
         return self.heard_ns if epoch == self.epoch else None
 
     def heard(self, epoch: int, began_ns: int, *, is_all: bool) -> None:

@@ -16,7 +16,7 @@ FORETELLING_MAX = 8192
 FORETOLD_MAX = 1 << 16
 """Chunks that others have foretold, as far as they are remembered."""
 REMEMBERED_NS = 60_000_000_000
-"""What is believed no more is remembered for so long, to tell a silent server from one that took its word back."""
+"""A mark that is believed no more is kept for so long, to tell a silent server from one that took its word back."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -61,11 +61,11 @@ class Foretelling:
 
 
 class Foretellings:
-    """What this server has foretold in one store."""
+    """The chunks that this server has foretold in one store."""
 
     def __init__(self) -> None:
         self.rows: dict[int, Foretelling] = {}
-        """By the number of the pledge, which may be over: its chunks are still being written."""
+        """Number of the pledge -> its row. The pledge may be over while its chunks are still being written."""
         self.marks: Counter[int] = Counter()
         """Mark of each chunk that is to come -> in how many rows."""
         self.chunks = 0

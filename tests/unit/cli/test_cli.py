@@ -127,6 +127,14 @@ def test_a_full_disk_behind_the_output_is_told_in_one_line(arguments: list[str],
     assert (done.returncode, done.stderr) == (1, NOT_WRITTEN)
 
 
+def test_a_reader_that_wants_no_more_hears_no_complaint() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as gone:
+        done = ending(OBJECTS.module, 0, gone)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 def test_bytes_that_are_no_text_are_refused() -> None:
     command: list[str | bytes] = [sys.executable, "-m", "kvserver", "explain", b"\xff"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_S, cwd=ROOT)
