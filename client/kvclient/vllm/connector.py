@@ -242,6 +242,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             keyer,
             steps_ahead=versions.steps_ahead(config),
             workers_go_back=not versions.workers_count(config, os.environ),
+            recovers=versions.recovers(KVConnectorBase_V1),
             store_output=self._settings.store_output,
             step_wait_s=self._settings.step_wait_us / 1e6,
             stores_over=self._stores_over,
@@ -313,6 +314,8 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
         return Step(*self._scheduler.step(step))
 
     def update_connector_output(self, connector_output: Any) -> None:
+        if connector_output.invalid_block_ids:
+            self._scheduler.failed(connector_output.invalid_block_ids)
         told = connector_output.kv_connector_worker_meta
         if told is not None:
             self._scheduler.ended(told.reports, namespaces=told.namespaces, is_inert=told.is_inert)

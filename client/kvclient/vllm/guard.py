@@ -85,6 +85,9 @@ class GuardedScheduler:
     def take_events(self) -> list[Any]:
         return self._guard.run_always(self._half.take_events) or []
 
+    def failed(self, blocks: Iterable[int]) -> None:
+        self._guard.run(self._half.failed, blocks)
+
     def ended(self, reports: Sequence[Report], *, namespaces: Iterable[tuple[int, bytes]], is_inert: bool) -> None:
         """Take the workers' reports and namespaces, by rank. is_inert: a rank fails every job from now on."""
         if is_inert and not self._guard.tripped:

@@ -15,13 +15,16 @@ The same happens with pipeline stages, and to any running request that holds a b
 found the block in the prefix cache, or got it after the load's request was gone. It may even be that request, preempted
 and admitted again. vLLM sets them all back to before tokens that it has scheduled, and this file looks for that.
 
+Releases before 0.31 count wrong even after a request was preempted and admitted again. There an engine that schedules
+ahead stores nothing more after such a failure.
+
 Model Runner V2 goes wrong in every engine (vLLM's issue 49250, and by reading 0.32.0). Its workers count computed
 tokens by themselves, and go on where they are when the scheduler sets a request back.
 
 Only the blocks of a model with one group are tracked. With several groups, vLLM does not survive such a failure.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 DOUBTFUL_STEPS = 2
 """Further steps of a request after which vLLM has checked its load, at least: vLLM may read a step's outcome after
@@ -48,13 +51,20 @@ class _Load:
 class UncheckedLoads:
     """Doubtful and wrong blocks of one engine. Steps call begin_step(), notice() for all requests, and holds_back()."""
 
-    def __init__(self, block_tokens: int, *, steps_ahead: int = 0, workers_go_back: bool = True) -> None:
+    def __init__(
+        self, block_tokens: int, *, steps_ahead: int = 0, workers_go_back: bool = True, recovers: bool = True
+    ) -> None:
         """steps_ahead: how many more steps the engine schedules at most before it knows the outcome of one.
 
-        workers_go_back: if a request is set back, its workers compute the tokens that the scheduler says."""
+        workers_go_back: if a request is set back, its workers compute the tokens that the scheduler says.
+
+        recovers: a request that was set back is computed right once it is admitted again."""
         self._block_tokens, self._steps_ahead = block_tokens, steps_ahead
         self._confuses = steps_ahead > 0 or not workers_go_back
-        """Whether a request that is set back is computed wrong until it is admitted again."""
+        """Whether a request that is set back is computed wrong until it is admitted again, or for good."""
+        self._recovers = recovers or not self._confuses
+        self._is_over = False
+        """Nothing may be stored any more."""
         self._loads: dict[str, _Load] = {}
         """Request -> its doubtful load."""
         self._wrong: dict[int, int] = {}
@@ -63,6 +73,8 @@ class UncheckedLoads:
         """Requests whose token counts differ between the engine's scheduler and its workers."""
         self._unheard_steps = 0
         """Steps that may still be scheduled before the last load's outcome is known, this one among them."""
+        self._unheard_blocks: set[int] = set()
+        """Blocks of the loads whose outcome the engine may still hear, if it does not recover from a failure."""
         self._least: dict[str, int] = {}
         """Request -> the least token with which its next step begins unless a failed load has set it back.
 
@@ -70,11 +82,21 @@ class UncheckedLoads:
 
     def __bool__(self) -> bool:
         """Whether anything is doubtful or wrong. If not, only admissions matter."""
-        return bool(self._loads or self._wrong or self._lost or self._least or self._unheard_steps)
+        is_doubtful = self._loads or self._wrong or self._lost or self._least or self._unheard_steps
+        return bool(is_doubtful or self._is_over)
 
     def begin_step(self) -> None:
         """The engine schedules a step, which may be empty."""
+        if not self._unheard_steps:
+            self._unheard_blocks.clear()
         self._unheard_steps = max(0, self._unheard_steps - 1)
+
+    def failed(self, blocks: Iterable[int]) -> bool:
+        """The engine has heard that loads into these blocks failed. Returns whether nothing is stored from now on."""
+        if self._unheard_blocks.isdisjoint(blocks) or self._is_over:
+            return False
+        self._is_over = True
+        return True
 
     def notice(
         self, name: str, table: Sequence[int], *, begin: int, end: int, known: int | None, said_tokens: int
@@ -107,6 +129,8 @@ class UncheckedLoads:
 
     def holds_back(self, name: str, table: Sequence[int], *, begin: int, end: int, said_tokens: int) -> bool:
         """Whether nothing may be stored of the request in this step."""
+        if self._is_over:
+            return True
         if self._unheard_steps:
             # A step brings one token at least. Drafts and tokens that are not sampled yet may not count in the end.
             self._least[name] = max(begin + 1, min(end, said_tokens))
@@ -115,7 +139,7 @@ class UncheckedLoads:
             self._loads[name].behind.update(block for _, block in self._touched(table, begin, end))
         before = set(table[: -(-begin // self._block_tokens)])
         for owner, load in self._loads.items():
-            if owner != name and not before.isdisjoint(load.blocks):
+            if owner != name and not before.isdisjoint((*load.blocks, *load.behind)):
                 held = True
                 load.behind.update(block for _, block in self._touched(table, begin, end))
         if name in self._lost or self._is_behind_wrong(table, begin):
@@ -151,6 +175,8 @@ class UncheckedLoads:
         self._loads[name] = _Load(blocks, first_place=first, end_tokens=end, said_tokens=said_tokens, steps=steps)
         if self._confuses:
             self._unheard_steps = 1 + self._steps_ahead
+        if not self._recovers:
+            self._unheard_blocks.update(blocks)
 
     def _failed(self, name: str, begin: int) -> None:
         """The load failed: its tokens are wrong from the block boundary `begin` on."""

@@ -37,6 +37,10 @@ log = logging.getLogger("vllm.kvserver.scheduler")
 
 PAUSE_S = 0.002
 """Pause of an idle engine, once in each step, before it asks again for chunks that are coming."""
+STORES_NO_MORE = (
+    "nothing more is stored: another connector's load failed within a step, and this release of vLLM computes wrong KV"
+    " after that with asynchronous scheduling or Model Runner V2"
+)
 ASKED_EACH_STEP = 4
 """Lookups per step for requests that are not matched yet. Each costs the step about 50 us."""
 
@@ -82,6 +86,7 @@ class Scheduler:
         store_output: bool,
         steps_ahead: int = 0,
         workers_go_back: bool = True,
+        recovers: bool = True,
         step_wait_s: float = 0.0,
         stores_over: Callable[[], Iterable[tuple[int, int]]] = tuple,
         events: RouterEvents | None = None,
@@ -90,7 +95,7 @@ class Scheduler:
     ) -> None:
         """steps_ahead: how many more steps the engine schedules at most before one is over.
 
-        workers_go_back: see UncheckedLoads.
+        workers_go_back, recovers: see UncheckedLoads.
 
         step_wait_s: how long a step with other work may wait for lookup answers, for all its requests together.
 
@@ -112,7 +117,9 @@ class Scheduler:
         self._holdings = Holdings(options.groups)
         self._chunk_tokens = options.chunk_tokens
         block_tokens = max(group.block_tokens for group in options.groups)
-        self._unchecked = UncheckedLoads(block_tokens, steps_ahead=steps_ahead, workers_go_back=workers_go_back)
+        self._unchecked = UncheckedLoads(
+            block_tokens, steps_ahead=steps_ahead, workers_go_back=workers_go_back, recovers=recovers
+        )
         self._patience_s = options.lookup_deadline_s
         self._step_wait_s = self._step_wait_left_s = step_wait_s
         self._has_paused = False
@@ -293,6 +300,11 @@ class Scheduler:
     def take_events(self) -> list[Any]:
         """vLLM's events since the last call."""
         return self._events.take() if self._events is not None else []
+
+    def failed(self, blocks: Iterable[int]) -> None:
+        """Loads into these blocks failed, ours or another connector's."""
+        if self._unchecked.failed(blocks):
+            log.warning(STORES_NO_MORE)
 
     def ended(self, reports: Iterable[Report]) -> None:
         """Take the ranks' reports of ended jobs."""

@@ -36,6 +36,7 @@ from .shapes import Kind, Options
 
 NAMESPACE = b"n" * 32
 HASH = get_hash_fn_by_name("sha256")
+_recovers = versions.recovers
 
 
 @contextmanager
@@ -69,7 +70,8 @@ class Engine:
         config, kv_config = _config(options, model), _kv_config(options)
         kind = AsyncScheduler if options.is_async else Scheduler
         drops = mock.patch.object(versions, "drops_quiet_steps", return_value=options.drops_quiet_steps)
-        with set_current_vllm_config(config), drops:
+        recovers = mock.patch.object(versions, "recovers", lambda base: options.recovers and _recovers(base))
+        with set_current_vllm_config(config), drops, recovers:
             self.scheduler: Any = kind(
                 config,
                 kv_config,

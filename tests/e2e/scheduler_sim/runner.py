@@ -182,17 +182,18 @@ class Runner:
         """Computes `count` tokens of a request; returns the token sampled after the last one, if any."""
         row = self._rows[name]
         begin, end = row.computed, row.computed + count
-        is_known = end <= len(row.tokens)
+        known = len(row.tokens)
         # vLLM goes wrong by itself where it schedules ahead and another connector fails within a step.
-        may_be_unknown = self._may_be_wrong and self._options.stages > 1
-        require(is_known or may_be_unknown, f"{name} is to compute {count} tokens at {begin} of {len(row.tokens)}")
-        row.tokens += [0] * (end - len(row.tokens))
-        is_right = is_known and self._is_behind_right(name, row, begin)
+        may_be_unknown = self._may_be_wrong and self._options.batches > 1
+        require(end <= known or may_be_unknown, f"{name} is to compute {count} tokens at {begin} of {known}")
+        row.tokens += [0] * (end - known)
+        is_right = self._is_behind_right(name, row, begin)
         for group in range(len(self._options.groups)):
             for position in range(begin, end):
                 block, slot = row.place(group, position)
+                is_computed = is_right and position < known
                 self._slots.compute(
-                    self.ranks, block, slot, self._kv(row, group, position) if is_right else BEHIND_WRONG
+                    self.ranks, block, slot, self._kv(row, group, position) if is_computed else BEHIND_WRONG
                 )
         row.computed = end
         if end < len(row.tokens):

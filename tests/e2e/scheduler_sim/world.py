@@ -5,11 +5,13 @@ from operator import attrgetter
 from random import Random
 from typing import Any, NamedTuple
 
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.scheduler import PauseState
 from vllm.v1.request import Request, RequestStatus
 
 from kvclient.keys import chunk_keys
+from kvclient.vllm import versions
 from kvclient.vllm.connector import KvServerConnector
 from kvclient.vllm.stats import COUNTERS, Stats
 
@@ -100,6 +102,7 @@ class World:
         It learns of the failure after it scheduled the next step, and takes that step's token for the first. What it
         computes belongs to the tokens it has sampled, at positions that are off by one.
         """
+        self._may_be_stuck = self._says_what_it_likes or not versions.reports_failed_requests(KVConnectorBase_V1)
         Neighbour.played = Played(rng, day, outside.slots, lambda: self._runner.weights, self.counts)
         self._live: dict[str, Asked] = {}
         self._in_flight: deque[tuple[Any, Running]] = deque()
@@ -143,7 +146,7 @@ class World:
         self._scheduler.set_pause_state(PauseState.UNPAUSED)
         for steps in range(STEPS_TO_END_MAX):
             self._outside.clock.now_s += 0.003
-            if self._says_what_it_likes and steps == STEPS_TO_END_MAX // 2:
+            if self._may_be_stuck and steps == STEPS_TO_END_MAX // 2:
                 self._give_up()
             for _ in range(3):
                 self._progress()
@@ -152,6 +155,7 @@ class World:
         else:
             require(False, f"not at an end: {[(name, asked.request.status) for name, asked in self._live.items()]}")
         self._require_nothing_left()
+        self.counts["stores no more"] += self._engine.half._unchecked._is_over
         self.counts += self._outside.jobs.counts + self._outside.server.counts
 
     # ---------------------------------------------------------------- users
@@ -233,12 +237,17 @@ class World:
         """Aborts requests that vLLM no longer schedules.
 
         It waits for the token it dropped. Or another connector's load has failed whole: 0.32 goes on reserving blocks
-        for its request, and in a small pool these are the ones that the request's next load needs."""
+        for its request, and in a small pool these are the ones that the request's next load needs. Or a load has ended
+        and keeps its blocks: before 0.30 the scheduler looks no further than the first request that does not fit."""
         reserved = getattr(self._scheduler, "_inflight_prefills", ())
+        looks_no_further = not versions.reports_failed_requests(KVConnectorBase_V1)
+        tables = self._scheduler.kv_cache_manager
         stuck = [
             name
             for name, (request, _) in self._live.items()
-            if request.num_output_placeholders or (request.status == RequestStatus.WAITING and request in reserved)
+            if request.num_output_placeholders
+            or (request.status == RequestStatus.WAITING and request in reserved)
+            or (looks_no_further and request.status != RequestStatus.RUNNING and any(tables.get_block_ids(name)))
         ]
         require(bool(stuck) or not self._live, f"not at an end: {list(self._live)}")
         self.counts["stuck by vLLM itself"] += len(stuck)

@@ -16,6 +16,7 @@ TABLES = {
     "n": [10, *range(70, 79)],
     "o": [*range(80, 90)],
     "p": [*range(90, 99)],
+    "x": [*range(60, 65), 15, 66],
 }
 
 
@@ -173,6 +174,16 @@ def test_async_a_request_that_is_admitted_anew_counts_like_its_workers(ahead: St
     ahead.admit("r", 0)
     assert ahead.step(r=(0, 26)) == {"r"}
     assert ahead.step(r=(26, 27)) == {"r"}
+
+
+def test_one_that_finds_only_what_was_computed_behind_a_doubtful_load_waits_for_its_outcome() -> None:
+    """It has its own copy of the tokens before. The engine found the block behind them in its prefix cache."""
+    steps = loaded()
+    steps.admit("x", 24)
+    assert steps.step(x=(24, 25), r=(24, 25)) == set()
+    assert steps.step(r=(0, 24)) == {"r"}
+    steps.admit("x", 24)
+    assert steps.step(x=(24, 25)) == {"x"}
 
 
 def test_async_a_load_that_went_well_is_known_two_steps_later(ahead: Steps) -> None:

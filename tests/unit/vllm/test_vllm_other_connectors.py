@@ -71,8 +71,8 @@ def test_a_step_that_counts_drafts_before_they_are_accepted_stores_no_token_that
 class Beside:
     """Requests of one prompt, 41 tokens. Another connector brings 36 of them to "r"; the engine shares the blocks."""
 
-    def __init__(self, *, steps_ahead: int = 0) -> None:
-        self.bench = Bench(steps_ahead=steps_ahead)
+    def __init__(self, *, steps_ahead: int = 0, recovers: bool = True) -> None:
+        self.bench = Bench(steps_ahead=steps_ahead, recovers=recovers)
         self.tables: dict[str, list[int]] = {}
         self.requests = {name: request(name) for name in "rst"}
 
@@ -263,3 +263,53 @@ def test_with_stages_nothing_is_kept_of_a_load_whose_outcome_is_known() -> None:
         beside.step()
     beside.step()
     assert not beside.bench.half._unchecked
+
+
+# ---------------------------------------------------------------- engines that compute wrong KV after a failure
+
+ENGINE = "vllm.kvserver.scheduler"
+
+
+@pytest.mark.parametrize("block", [SHARED[0], SHARED[-1]])
+def test_an_engine_that_does_not_recover_stores_nothing_more_after_a_failure(
+    block: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    beside = Beside(steps_ahead=1, recovers=False)
+    beside.admit("r", [*SHARED, 20, 21], hbm=0)
+    assert beside.step(r=(36, 41)) == []
+    assert beside.step(r=(41, 42)) == []
+    beside.bench.half.failed([block])
+    beside.bench.half.failed([block])
+    assert [record.levelname for record in caplog.records if record.name == ENGINE] == ["WARNING"]
+    assert [beside.step(r=(begin, begin + 1)) for begin in range(42, 48)] == [[]] * 6
+    beside.admit("s", list(range(30, 41)), hbm=0)
+    assert beside.step(s=(0, 41)) == []
+    assert beside.step(s=(41, 42)) == []
+
+
+@pytest.mark.parametrize(
+    ("steps_ahead", "recovers", "blocks"),
+    [(1, False, [77]), (1, False, []), (1, True, SHARED), (0, False, SHARED)],
+    ids=["failed between steps", "none failed", "recovers", "is not ahead"],
+)
+def test_other_failures_and_engines_that_recover_stop_no_stores(
+    steps_ahead: int, recovers: bool, blocks: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    beside = Beside(steps_ahead=steps_ahead, recovers=recovers)
+    beside.admit("r", [*SHARED, 20, 21], hbm=0)
+    assert beside.step(r=(36, 41)) == []
+    beside.bench.half.failed(blocks)
+    beside.admit("s", list(range(30, 41)), hbm=0)
+    assert beside.step(s=(0, 41)) == [("s", 0, 3)]
+    assert caplog.records == []
+
+
+def test_a_failure_that_comes_when_the_load_is_known_to_have_gone_well_is_of_another_load() -> None:
+    beside = Beside(steps_ahead=1, recovers=False)
+    beside.admit("r", [*SHARED, 20, 21], hbm=0)
+    assert beside.step(r=(36, 41)) == []
+    for begin in (41, 42, 43):
+        beside.step(r=(begin, begin + 1))
+    beside.bench.half.failed(SHARED)
+    beside.admit("s", list(range(30, 41)), hbm=0)
+    assert beside.step(s=(0, 41)) == [("s", 0, 3)]

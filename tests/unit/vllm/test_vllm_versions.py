@@ -65,6 +65,11 @@ def test_stages_are_known_since_vllm_asks_where_to_allocate(methods: list[str], 
     assert versions.knows_stages(type("Base", (), dict.fromkeys(methods))) is known
 
 
+@pytest.mark.parametrize(("methods", "right"), [([], False), (["get_mem_pool_context"], True)])
+def test_requests_recover_since_vllm_asks_where_to_allocate(methods: list[str], right: bool) -> None:
+    assert versions.recovers(type("Base", (), dict.fromkeys(methods))) is right
+
+
 def test_a_step_counts_what_will_be_computed_but_no_drafts() -> None:
     step = output([("a", 0)], [("b", 30, None)], scheduled_spec_decode_tokens={"b": [7, 7, 7]})
     assert list(scheduled(step)) == [("a", 0, 10, True), ("b", 30, 37, True)]
