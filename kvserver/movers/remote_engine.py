@@ -16,10 +16,10 @@ from contextlib import suppress
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 from kvserver.errors import DeviceError
-from kvserver.movers.remote_checks import sums_of, wrong_shards, wrong_sums
+from kvserver.movers.remote_checks import CheckedSources, sums_of, wrong_sums
 from kvserver.remote.breaker import Breaker
 from kvserver.remote.chunk_value import ChunkName, Head, NamespaceName, WrongValue
-from kvserver.remote.store import Cursor, Gone, Store, StoreError
+from kvserver.remote.store import Cursor, Gone, Store, StoreError, WrongSource
 
 JOBS_MAX = 4096
 """Jobs that wait or are under way."""
@@ -440,10 +440,12 @@ class RemoteEngine:
                     return "digest", ()
                 return "", tuple(each for each, target in zip(sums, targets, strict=True) if target is not None)
             case Put(_, name, head, slots):
-                sources = [memory for memory in self._memory(head, slots) if memory is not None]
-                if wrong_shards(name, head, sources):
+                memory = [each for each in self._memory(head, slots) if each is not None]
+                try:
+                    is_first = self._store.write(name, head, CheckedSources(name, head, memory))
+                except WrongSource:
                     return "digest", ()
-                if not self._store.write(name, head, sources):
+                if not is_first:
                     return "existed", ()
         return "", ()
 

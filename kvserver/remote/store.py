@@ -30,6 +30,10 @@ class Gone(DeviceError):
     """A chunk is not there any more, or another write of it is. The prefix ends here."""
 
 
+class WrongSource(Exception):
+    """A payload that is to be written does not have the digest of its head. Raised where a store takes the payload."""
+
+
 class Facts(NamedTuple):
     """Facts that a store tells of itself, for people."""
 
@@ -92,7 +96,9 @@ class Store(Protocol):
         store sums nothing."""
 
     def write(self, name: ChunkName, head: Head, sources: Sequence[memoryview]) -> bool:
-        """Writes a chunk, its head last. False: another write of this chunk is there already. Raises StoreError."""
+        """Writes a chunk, its head last. False: another write of this chunk is there already. Raises StoreError.
+
+        sources: each may raise WrongSource when it is taken. All are taken before the head is written."""
 
     def touch(self, name: ChunkName, head: Head) -> None:
         """Counts as use of a whole chunk: a store drops what was not used for longest. Raises StoreError."""

@@ -57,7 +57,7 @@ from kvserver.remote.chunk_value import (
     text_of,
 )
 from kvserver.remote.secrets import CurrentSecret, Secret, SecretSource
-from kvserver.remote.store import Announced, Cursor, Facts, Gone, Listed, Problem, StoreError
+from kvserver.remote.store import Announced, Cursor, Facts, Gone, Listed, Problem, StoreError, WrongSource
 from kvserver.remote.valkey_nodes import NodeMap, info_of, node_map, version_of
 
 # It writes warnings to standard error otherwise, with addresses and without our format.
@@ -303,7 +303,7 @@ class ValkeyStore:
                 payload = sources[fragment.shard][fragment.offset : fragment.offset + fragment.bytes]
                 written.append(self._fragment_key(name, head, fragment))
                 to.client.set(written[-1], payload, expiry=lives)
-        except GlideError as problem:
+        except (GlideError, WrongSource) as problem:
             if not isinstance(problem, glide.TimeoutError):  # it would take another deadline, and fragments expire
                 with suppress(GlideError):
                     to.client.unlink(written)

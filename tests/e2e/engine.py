@@ -31,6 +31,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 RANK_FAILS = "KVSERVER_E2E_RANK_FAILS"
 """Environment variable with the path of a file; while the file exists, one rank of one_rank.py fails its loads."""
+TRIES_STAGES = "KVSERVER_E2E_STAGES"
+"""Environment variable: engines with pipeline stages are started."""
 DEVICE = "KVSERVER_E2E_DEVICE"
 """Environment variable with the connector's option `device` for all engines that say nothing else: portable."""
 POOL = "kvserver-portable" if os.environ.get(DEVICE) else "kvserver-pool"
@@ -88,8 +90,8 @@ class Engine:
         start_s: float = START_S,
         **options: object,
     ) -> None:
-        if int(str(options.get("pipeline_parallel_size", 1))) > 1 and "KVSERVER_E2E_STAGES" not in os.environ:
-            pytest.skip("vLLM 0.32 for CPUs dies in a pipeline's first step (vllm.md); KVSERVER_E2E_STAGES=1 tries")
+        if int(str(options.get("pipeline_parallel_size", 1))) > 1 and TRIES_STAGES not in os.environ:
+            pytest.skip(f"vLLM 0.32 for CPUs dies in a pipeline's first step (vllm.md); {TRIES_STAGES}=1 tries")
         self._start_s = start_s
         self._pipe, theirs = Pipe()
         text = json.dumps(

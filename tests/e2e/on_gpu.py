@@ -39,7 +39,7 @@ from typing import NamedTuple
 from tests.e2e.arena import flip_stored_bytes
 from tests.e2e.checks import prompt, release, settled
 from tests.e2e.endpoint import serving
-from tests.e2e.engine import DEVICE, Answer, Engine, transfer_config
+from tests.e2e.engine import DEVICE, TRIES_STAGES, Answer, Engine, transfer_config
 from tests.e2e.rounds import Conversation, mismatches
 from tests.process.harness import Server, until
 
@@ -649,6 +649,7 @@ def main() -> int:
     parser.add_argument("--graphs", action="store_true")
     options = parser.parse_args()
     graphs = GRAPHS if options.graphs else {}
+    os.environ.setdefault(TRIES_STAGES, "1")
     if options.device:
         os.environ[DEVICE] = options.device
     checks = Checks()

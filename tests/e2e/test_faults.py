@@ -154,11 +154,11 @@ def test_a_server_that_is_restarted_at_once_within_a_load_is_a_miss(
 
 
 def test_a_server_that_dies_within_a_store_costs_that_store(engine: Engine, stored: Answer, server: Server) -> None:
+    short = count(engine, "stores_short")
     stop(server.mover_pid())
     engine.begin([prompt(2, LENGTH)], tokens=TOKENS)
     until("the store to be under way", lambda: server.status().stores >= 1)
     first = engine.end()[0]
-    short = count(engine, "stores_short")
     server.kill()
     server.start()
     until("the engine's cache to be registered", lambda: server.status().caches == 1)

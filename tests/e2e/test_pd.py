@@ -13,65 +13,27 @@ import sys
 import urllib.error
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from tests.e2e.checks import CLOSE, prompt, settled, whole_chunks
-from tests.e2e.endpoint import Endpoint, serving
-from tests.e2e.engine import ROOT, START_S, transfer_config
+from tests.e2e.checks import prompt, settled, whole_chunks
+from tests.e2e.endpoint import Endpoint
+from tests.e2e.engine import START_S
+from tests.e2e.pairs import ALONE, COMPUTED, LENGTH, RETRIEVED, Pair, assert_same, paired
 from tests.process.harness import Server, free_port, until
 
 pytestmark = pytest.mark.long
 
 TOY_PROXY = "KVSERVER_E2E_TOY_PROXY"
 """Environment variable with the path of vLLM's toy_proxy_server.py, which is in no wheel."""
-LENGTH = 1900
-STEP_TOKENS = 64
-"""So small that the prompt takes the prefill side thirty steps."""
-ALONE = {"cache_salt": "alone"}
-"""With this an engine finds nothing, neither its own nor the server's, and computes by itself."""
-COMPUTED = ("vllm:prompt_tokens_by_source_total", 'source="local_compute"')
-RETRIEVED = "vllm:kvserver_tokens_retrieved_total"
-
-
-class Pair(NamedTuple):
-    """Both sides and the proxy, which takes requests as an engine does."""
-
-    prefill: Endpoint
-    decode: Endpoint
-    proxy: Endpoint
-    server: Server
 
 
 @pytest.fixture(scope="module")
 def pair(models: Path, server: Server) -> Iterator[Pair]:
-    transfer = transfer_config(server.path, {})
-    with ExitStack() as stack:
-        sides = []
-        for name, step_tokens in (("prefill", STEP_TOKENS), ("decode", 2048)):
-            options = {"kv_transfer_config": transfer, "max_num_batched_tokens": step_tokens}
-            log = server.folder / f"{name}.log"
-            sides.append(stack.enter_context(serving(models / "llama", options, workers=1, log=log)))
-        until("both to be registered", lambda: server.status().caches == 2)
-        prefill, decode = sides
-        port, log = free_port(), server.folder / "proxy.log"
-        command = [sys.executable, str(ROOT / "examples/pd/proxy.py"), "--port", str(port)]
-        command += ["--prefill", prefill.base, "--decode", decode.base]
-        with log.open("wb") as said:
-            process = stack.enter_context(subprocess.Popen(command, stdout=said, stderr=said))
-        stack.callback(process.kill)
-        proxy = Endpoint(port, process, log)
-        until("the proxy to be up", proxy.is_up, START_S)
-        proxy.complete(prompt(90, 300))  # after this both know the namespace
-        yield Pair(prefill, decode, proxy, server)
-
-
-def assert_same(found: tuple[list[str], list[float]], wanted: tuple[list[str], list[float]]) -> None:
-    assert found[0] == wanted[0]
-    assert found[1] == pytest.approx(wanted[1], abs=CLOSE)
+    with paired(models, server, server, {}) as running:
+        yield running
 
 
 def test_the_pair_says_what_one_engine_says_and_decode_computes_no_more_than_the_tail(pair: Pair) -> None:

@@ -16,10 +16,11 @@ from glide_shared.exceptions import ClosingError
 from glide_sync import GlideClient, GlideClientConfiguration, NodeAddress
 
 from kvserver.errors import DeviceError
+from kvserver.movers.remote_checks import CheckedSources, digest_of
 from kvserver.remote.announcement import pack
 from kvserver.remote.chunk_value import Head, WrongValue, encode, fragments_of
 from kvserver.remote.secrets import SecretSource
-from kvserver.remote.store import Gone, Store, StoreError
+from kvserver.remote.store import Gone, Store, StoreError, WrongSource
 from kvserver.remote.valkey import IDLE_READS, Settings, ValkeyStore
 from tests.process.harness import until
 from tests.rigs.fault_proxy import FaultProxy
@@ -444,6 +445,32 @@ def test_the_loser_of_two_writers_of_a_large_chunk_leaves_no_fragments(server: V
     assert not late.write(name, second, payloads_of(second))
     assert len(keys(server)) == 1 + len(list(fragments_of(first)))
     assert store.heads([name], SHARDS) == [first]
+
+
+def test_of_a_large_chunk_with_a_wrong_payload_nothing_stays(server: ValkeyServer) -> None:
+    store = opened(server)
+    name = name_of(1)
+    head = head_of(name, sizes=LARGE)
+    payloads = payloads_of(head)
+    told = [
+        each._replace(digest=digest_of(name, each, one) or 0) for each, one in zip(head.shards, payloads, strict=True)
+    ]
+    head = head._replace(shards=tuple(told))
+    payloads[-1][-1] ^= 1
+    sent: list[int] = []
+
+    class Noting(CheckedSources):
+        def __getitem__(self, index):  # type: ignore[no-untyped-def]
+            sent.append(len(keys(server)))
+            return super().__getitem__(index)
+
+    with pytest.raises(WrongSource, match=f"shard {told[-1].shard} of group {told[-1].group}"):
+        store.write(name, head, Noting(name, head, payloads))
+    assert max(sent) > 0, "the first payload was sent before the last one was compared"
+    assert keys(server) == []
+    payloads[-1][-1] ^= 1
+    assert store.write(name, head, CheckedSources(name, head, payloads))
+    assert store.heads([name], SHARDS) == [head]
 
 
 def test_fragments_live_longer_than_their_head_and_use_renews_both(server: ValkeyServer) -> None:
