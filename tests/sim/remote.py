@@ -95,8 +95,6 @@ class Store:
         """is_hostile: it or other servers act before most steps."""
         self.rng = Random(seed)
         self.values: dict[Name, Value] = {}
-        self.ever: set[Name] = set()
-        """Chunks that were there at some time."""
         self.epochs: dict[bytes, int] = {}
         """Namespace -> epoch in its note."""
         self.damaged: set[bytes] = set()
@@ -206,7 +204,6 @@ class Store:
     def keep(self, name: Name, value: Value) -> None:
         """A chunk is in the store from now on."""
         self.values[name] = value
-        self.ever.add(name)
 
     def tell(self, digest: bytes, epoch: int, mark: int) -> None:
         """Another server tells of a chunk."""

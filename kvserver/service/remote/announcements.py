@@ -123,8 +123,10 @@ def is_written(tier: RemoteTier, space: Space, epoch: int, node: Node) -> bool:
 
 
 def written(tier: RemoteTier, space: Space, epoch: int, node: Node) -> None:
-    """The chunk is in the store."""
-    tier.tell(space, tier.mark(space, epoch, node.key), WRITTEN)
+    """The chunk is in the store: it was written now, or was there."""
+    mark = tier.mark(space, epoch, node.key)
+    tier.tell(space, mark, WRITTEN)
+    tier.foretellings.wrote(mark)
 
 
 def _begin(core: Core, tier: RemoteTier, job: AnnounceJob | ListenJob, order: AnnounceRemote | ListenRemote) -> None:

@@ -62,8 +62,14 @@ def _turn(core: Core, tier: RemoteTier, row: Foretelling, going: set[Node], now_
     if core.chunks.spaces.get(row.space.digest) is not row.space:
         _tell(core, tier, row.space, tier.foretellings.end(row), now_ns, comes=False)
         return
-    while row.written < len(row.keys) and tier.known.is_written(row.marks[row.written]):
-        tier.foretellings.was_written(row, now_ns)
+    # What others told may be wrong, so a chunk that was foretold is not over before it is stored here. Then it is taken
+    # back unless this server wrote it: whoever awaits it sees at once whether the store has it.
+    most = len(row.keys) if row.told_ns is None else min(row.stored, len(row.keys))
+    back: list[int] = []
+    while row.written < most and tier.known.is_written(row.marks[row.written]):
+        back += tier.foretellings.was_written(row, now_ns)
+    if back:
+        _tell(core, tier, row.space, back, now_ns, comes=False)
     lives = core.pledges.get(row.pledge.number) is row.pledge
     if not lives and row.stored < len(row.keys):
         rest = tier.foretellings.cut(row, max(row.stored, row.written))

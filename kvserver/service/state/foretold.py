@@ -36,7 +36,7 @@ class Foretelling:
     told_ns: int | None = None
     """When the others were told last; None: not yet."""
     written: int = 0
-    """Leading chunks that are in the store."""
+    """Leading chunks that are in the store, as far as is known."""
 
     @property
     def stored(self) -> int:
@@ -71,7 +71,8 @@ class Foretellings:
         self.chunks = 0
         """Chunks that are to come, of all rows."""
         self.said: set[int] = set()
-        """Marks of chunks of these rows that the others have been told to come."""
+        """Marks of chunks of these rows that the others have been told to come, and that this server has not written
+        since."""
         self.mine: OrderedDict[int, int] = OrderedDict()
         """Marks that this server has told -> until when they may still be heard here (ns), the oldest first."""
 
@@ -80,14 +81,20 @@ class Foretellings:
         self.marks.update(row.marks)
         self.chunks += len(row.marks)
 
-    def was_written(self, row: Foretelling, now_ns: int) -> None:
-        """The next chunk of a row is in the store."""
-        self._leave(row.marks[row.written : row.written + 1])
+    def wrote(self, mark: int) -> None:
+        """This server has written a chunk, or the store had it when it was to be written: its word is kept."""
+        self.said.discard(mark)
+
+    def was_written(self, row: Foretelling, now_ns: int) -> list[int]:
+        """The next chunk of a row is in the store, as far as is known. Returns its mark if this server has not written
+        it, as cut() does."""
+        left = self._leave(row.marks[row.written : row.written + 1])
         row.was_written(now_ns)
+        return left
 
     def cut(self, row: Foretelling, chunks: int) -> list[int]:
-        """No more than so many leading chunks of a row will come. Returns the marks of those that the others have been
-        told to come, and that no other row has."""
+        """No more than so many leading chunks of a row will come. Returns the marks in `said` of the others, unless
+        another row has them."""
         return self._leave(row.cut(chunks))
 
     def end(self, row: Foretelling) -> list[int]:
@@ -96,7 +103,7 @@ class Foretellings:
         return self.cut(row, row.written)
 
     def _leave(self, marks: list[int]) -> list[int]:
-        """Returns the marks of those that were said to come, and that no row has any more."""
+        """Returns the marks in `said` that no row has any more."""
         self.chunks -= len(marks)
         said = []
         for mark in marks:

@@ -9,7 +9,7 @@ from kvserver.wire.explanation import decode_explanations
 from kvserver.wire.messages import KEY_BYTES, Explain, Release, Retrieved
 from kvserver.wire.orders import AnnounceRemote, FetchRemote, ListenRemote, ProbeRemote, PutRemote
 from tests.rigs.brain_rig import CHUNK_TOKENS, NAMESPACE, chain, is_refusal, key
-from tests.rigs.fleet_rig import Fleet
+from tests.rigs.fleet_rig import Fleet, Machine
 from tests.rigs.pledge_scene import CHUNKS, KEYS
 
 HEARD_MS = 1_000
@@ -166,6 +166,90 @@ def test_nobody_awaits_what_lies_behind_a_chunk_that_the_store_has_lost() -> Non
     fleet.first.pledge()
     fleet.pass_ms(HEARD_MS)
     assert not believes(fleet)
+
+
+def test_what_others_said_is_there_is_taken_back_when_the_engine_does_not_store_it() -> None:
+    """The store has lost a chunk of which a mark says that it is there. No server writes it."""
+    fleet = Fleet()
+    pledge = fleet.first.pledge().pledge
+    fleet.pass_ms(HEARD_MS)
+    found = fleet.second.await_()
+    last = fleet.second.retrieve(found.lease, CHUNKS - 1, CHUNKS)
+    fleet.store.log.append(mark_of(NAMESPACE, 77, key(KEYS, CHUNKS - 1)) | WRITTEN)
+    fleet.first.store(0, CHUNKS - 1)
+    fleet.pass_ms(HEARD_MS)
+    assert words(fleet) == [word(chunk) for chunk in range(CHUNKS)]
+    assert fleet.second.answer(last) is None, "the engine computes it all the same"
+    fleet.first.unpledge(pledge)
+    fleet.pass_ms(HEARD_MS)
+    assert words(fleet)[CHUNKS:] == [word(CHUNKS - 1, comes=False)]
+    assert is_refusal(fleet.second.answer(last), "device", "not-coming")
+
+
+def test_what_is_stored_and_not_written_because_others_said_that_it_is_there_is_taken_back() -> None:
+    fleet = Fleet()
+    fleet.first.pledge()
+    fleet.pass_ms(HEARD_MS)
+    found = fleet.second.await_()
+    last = fleet.second.retrieve(found.lease, CHUNKS - 1, CHUNKS)
+    fleet.store.log.append(mark_of(NAMESPACE, 77, key(KEYS, CHUNKS - 1)) | WRITTEN)
+    fleet.first.rig.pass_ms(HEARD_MS)
+    fleet.first.store(0, CHUNKS)
+    fleet.pass_ms(HEARD_MS)
+    assert is_written(fleet) == [True] * (CHUNKS - 1) + [False]
+    assert words(fleet)[CHUNKS:] == [word(CHUNKS - 1, comes=False)]
+    assert is_refusal(fleet.second.answer(last), "device", "not-coming")
+
+
+def test_what_the_store_is_found_to_have_lost_is_written_when_the_engine_stores_it() -> None:
+    """The mark is older than the pledge. Whoever awaits the chunk finds that it is gone."""
+    fleet = Fleet()
+    fleet.store.log.append(mark_of(NAMESPACE, 77, key(KEYS, CHUNKS - 1)) | WRITTEN)
+    fleet.pass_ms(HEARD_MS)
+    fleet.first.pledge()
+    fleet.pass_ms(HEARD_MS)
+    found = fleet.second.await_()
+    assert found.awaited == CHUNKS
+    whole = fleet.second.retrieve(found.lease, 0, CHUNKS, more=False)
+    fleet.first.store(0, CHUNKS - 1)
+    fleet.pass_ms(HEARD_MS)
+    fleet.first.store(CHUNKS - 1, CHUNKS)
+    fleet.pass_ms(3 * HEARD_MS)
+    assert is_written(fleet) == [True] * CHUNKS
+    assert isinstance(fleet.second.answer(whole), Retrieved)
+    assert words(fleet) == [word(chunk) for chunk in range(CHUNKS)]
+
+
+def test_what_another_server_writes_meanwhile_is_read() -> None:
+    """Two servers compute a prompt. One of them takes back what it need not write."""
+    fleet = Fleet()
+    fleet.first.pledge()
+    fleet.pass_ms(HEARD_MS)
+    found = fleet.second.await_()
+    whole = fleet.second.retrieve(found.lease, 0, CHUNKS, more=False)
+    fleet.first.store(0, 1)
+    fleet.pass_ms(HEARD_MS)
+    other = Machine(fleet.store, "&pledged=write&write=through")
+    other.store(0, CHUNKS)
+    other.rig.pass_ms(HEARD_MS)
+    fleet.first.rig.pass_ms(HEARD_MS)
+    fleet.first.store(1, CHUNKS)
+    fleet.first.rig.pass_ms(HEARD_MS)
+    assert words(fleet)[CHUNKS:] == [word(chunk, comes=False) for chunk in range(1, CHUNKS)]
+    fleet.pass_ms(HEARD_MS)
+    assert isinstance(fleet.second.answer(whole), Retrieved)
+
+
+def test_a_prompt_for_which_there_is_too_little_room_is_foretold_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvserver.service.requests.foretold.FORETELLING_MAX", 3)
+    fleet = Fleet()
+    fleet.first.pledge()
+    fleet.pass_ms(HEARD_MS)
+    fleet.first.store(0, CHUNKS)
+    fleet.pass_ms(HEARD_MS)
+    assert words(fleet) == [word(chunk) for chunk in range(3)]
+    assert is_written(fleet) == [True] * 3 + [False] * 2
+    assert not fleet.first.rig.core.remotes[0].foretellings.rows
 
 
 def test_what_takes_long_is_told_again() -> None:
