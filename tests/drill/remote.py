@@ -237,7 +237,7 @@ BUGS = (
         "P8",
         "nobody is told that a chunk was written",
         ANNOUNCEMENTS,
-        r"tier\.tell\(space, tier\.mark\(space, epoch, node\.key\), WRITTEN\)",
+        r"tier\.tell\(space, mark, WRITTEN\)",
         "pass",
     ),
     Bug(
