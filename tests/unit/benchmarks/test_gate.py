@@ -32,7 +32,7 @@ def small_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A README with one goal, on a machine that nobody else uses."""
     (tmp_path / "README.md").write_text("| what | `odd_us` | 7 µs | ≤ 10 µs |\n")
     monkeypatch.setattr(gate, "ROOT", tmp_path)
-    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    monkeypatch.setattr(gate, "runnable", lambda: 0.0)
 
 
 def ci(folder: Path, *, gate_says: str, gate_exits: int, wheel_exits: int = 0) -> "subprocess.CompletedProcess[str]":
@@ -71,10 +71,19 @@ def test_what_is_beyond_the_slack_or_was_not_measured_is_missed() -> None:
     assert missed(wanted, {"a": 0.1, "b": 0.1, "c": float("nan")}) == ["c"]
 
 
+def test_processes_that_want_to_run_are_counted_but_for_the_one_that_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stat").write_text("cpu  1 2 3\nprocs_running 8\nprocs_blocked 5\n")
+    monkeypatch.setattr(gate, "STAT", tmp_path / "stat")
+    monkeypatch.setattr(gate, "LOOKS", 3)
+    assert gate.runnable() == 7
+
+
 def test_a_busy_machine_is_skipped_aloud_and_does_not_pass(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(os, "getloadavg", lambda: (1e6, 0.0, 0.0))
+    monkeypatch.setattr(gate, "runnable", lambda: 1e6)
     with pytest.raises(SystemExit) as ended:
         gate.main()
     assert ended.value.code == SKIPPED
