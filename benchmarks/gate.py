@@ -32,7 +32,7 @@ LEFT_OUT = {"brain_rss_growth_mib", "lookup_512_p99_us"}
 BUSY = 2.0
 """Runnable processes per core. With more, nothing can be measured."""
 LOOKS = 20
-"""So many times it is looked how many there are."""
+"""Samples of their number, taken within a second."""
 STAT = Path("/proc/stat")
 UNITS = {"µs": 1e-6, "us": 1e-6, "ms": 1e-3, "s": 1.0, "MB": 1e6, "MiB": float(1 << 20)}
 

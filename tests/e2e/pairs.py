@@ -1,8 +1,11 @@
 """A prefill engine, a decode engine and the proxy of examples/pd before them, on one kvserver or two."""
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +17,8 @@ from tests.e2e.endpoint import Endpoint, serving
 from tests.e2e.engine import ROOT, START_S, transfer_config
 from tests.process.harness import Server, free_port, until
 
+Answer = tuple[list[str], list[float]]
+"""Tokens and their log-probabilities."""
 LENGTH = 1900
 STEP_TOKENS = 64
 """So small that the prompt takes the prefill side thirty steps."""
@@ -59,6 +64,17 @@ def paired(models: Path, first: Server, other: Server, connector: dict[str, obje
         yield Pair(prefill, decode, proxy, first, other)
 
 
-def assert_same(found: tuple[list[str], list[float]], wanted: tuple[list[str], list[float]]) -> None:
+def begun_and_signalled(pair: Pair, seed: int, number: signal.Signals) -> Future[Answer]:
+    """Asks the proxy for a prompt, and sends the prefill side a signal when the prompt's first chunk is stored."""
+    chunks = pair.server.status().chunks
+    client = ThreadPoolExecutor(1)
+    asked = client.submit(pair.proxy.complete, prompt(seed, LENGTH))
+    client.shutdown(wait=False)
+    until("the prompt's first chunk", lambda: pair.server.status().chunks > chunks)
+    os.killpg(pair.prefill.pid, number)
+    return asked
+
+
+def assert_same(found: Answer, wanted: Answer) -> None:
     assert found[0] == wanted[0]
     assert found[1] == pytest.approx(wanted[1], abs=CLOSE)

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import urllib.error
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,7 +20,7 @@ import pytest
 from tests.e2e.checks import prompt, settled, whole_chunks
 from tests.e2e.endpoint import Endpoint
 from tests.e2e.engine import START_S
-from tests.e2e.pairs import ALONE, COMPUTED, LENGTH, RETRIEVED, Pair, assert_same, paired
+from tests.e2e.pairs import ALONE, COMPUTED, LENGTH, RETRIEVED, Pair, assert_same, begun_and_signalled, paired
 from tests.process.harness import Server, free_port, until
 
 pytestmark = pytest.mark.long
@@ -117,12 +116,8 @@ def test_a_prefill_side_that_hangs_changes_no_answer(pair: Pair) -> None:
 def test_a_prefill_side_that_is_killed_in_the_middle_of_a_prompt_changes_no_answer(pair: Pair) -> None:
     """The last test here: the prefill side does not come back."""
     wanted = [pair.decode.complete(prompt(seed, LENGTH), **ALONE) for seed in (5, 6)]
-    chunks, retrieved = pair.server.status().chunks, pair.decode.metric(RETRIEVED)
-    with ThreadPoolExecutor(1) as client:
-        asked = client.submit(pair.proxy.complete, prompt(5, LENGTH))
-        until("the prompt's first chunk", lambda: pair.server.status().chunks > chunks)
-        os.killpg(pair.prefill.pid, signal.SIGKILL)
-        found = asked.result(90)
+    retrieved = pair.decode.metric(RETRIEVED)
+    found = begun_and_signalled(pair, 5, signal.SIGKILL).result(90)
     assert 256 <= pair.decode.metric(RETRIEVED) - retrieved < whole_chunks(LENGTH)
     assert_same(found, wanted[0])
     assert_same(pair.proxy.complete(prompt(6, LENGTH)), wanted[1])

@@ -7,14 +7,13 @@ import importlib.util
 import os
 import signal
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.checks import prompt, settled, whole_chunks
-from tests.e2e.pairs import ALONE, COMPUTED, LENGTH, RETRIEVED, Pair, assert_same, paired
+from tests.e2e.pairs import ALONE, COMPUTED, LENGTH, RETRIEVED, Pair, assert_same, begun_and_signalled, paired
 from tests.process.checked import CheckedServer
 from tests.process.harness import Server, until
 
@@ -75,18 +74,15 @@ def test_the_pair_says_what_one_engine_says_and_decode_computes_no_more_than_the
 def test_chunks_come_to_the_decode_side_while_the_prompt_is_computed(pair: Pair) -> None:
     """The prefill side stops in the middle of the prompt. What it had stored by then comes all the same."""
     wanted = pair.decode.complete(prompt(2, LENGTH), **ALONE)
-    chunks, read = pair.server.status().chunks, counted(pair.other, "remote_reads")
-    with ThreadPoolExecutor(1) as client:
-        asked = client.submit(pair.proxy.complete, prompt(2, LENGTH))
-        until("the prompt's first chunk", lambda: pair.server.status().chunks > chunks)
-        os.killpg(pair.prefill.pid, signal.SIGSTOP)
-        try:
-            assert pair.server.status().pledges, "the prompt is not whole"
-            until("a chunk to come", lambda: counted(pair.other, "remote_reads") > read)
-            assert not asked.done()
-        finally:
-            os.killpg(pair.prefill.pid, signal.SIGCONT)
-        found = asked.result(90)
+    read = counted(pair.other, "remote_reads")
+    asked = begun_and_signalled(pair, 2, signal.SIGSTOP)
+    try:
+        assert pair.server.status().pledges, "the prompt is not whole"
+        until("a chunk to come", lambda: counted(pair.other, "remote_reads") > read)
+        assert not asked.done()
+    finally:
+        os.killpg(pair.prefill.pid, signal.SIGCONT)
+    found = asked.result(90)
     assert_same(found, wanted)
     assert counted(pair.other, "remote_reads") - read == whole_chunks(LENGTH) // 256
     until_at_rest(pair)
@@ -95,12 +91,8 @@ def test_chunks_come_to_the_decode_side_while_the_prompt_is_computed(pair: Pair)
 def test_a_prefill_side_that_is_killed_in_the_middle_of_a_prompt_changes_no_answer(pair: Pair) -> None:
     """The last test here: the prefill side does not come back."""
     wanted = [pair.decode.complete(prompt(seed, LENGTH), **ALONE) for seed in (5, 6)]
-    chunks, retrieved = pair.server.status().chunks, pair.decode.metric(RETRIEVED)
-    with ThreadPoolExecutor(1) as client:
-        asked = client.submit(pair.proxy.complete, prompt(5, LENGTH))
-        until("the prompt's first chunk", lambda: pair.server.status().chunks > chunks)
-        os.killpg(pair.prefill.pid, signal.SIGKILL)
-        found = asked.result(90)
+    retrieved = pair.decode.metric(RETRIEVED)
+    found = begun_and_signalled(pair, 5, signal.SIGKILL).result(90)
     assert pair.decode.metric(RETRIEVED) - retrieved < whole_chunks(LENGTH)
     assert_same(found, wanted[0])
     assert_same(pair.proxy.complete(prompt(6, LENGTH)), wanted[1])

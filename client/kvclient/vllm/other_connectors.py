@@ -15,8 +15,8 @@ The same happens with pipeline stages, and to any running request that holds a b
 found the block in the prefix cache, or got it after the load's request was gone. It may even be that request, preempted
 and admitted again. vLLM sets them all back to before tokens that it has scheduled, and this file looks for that.
 
-Releases before 0.31 count wrong even after a request was preempted and admitted again. There an engine that schedules
-ahead stores nothing more after such a failure.
+Release 0.26 counts wrong even after a request was preempted and admitted again (scheduler_sim). So before 0.31 an
+engine that schedules ahead, or has Model Runner V2, stores nothing more after such a failure.
 
 Model Runner V2 goes wrong in every engine (vLLM's issue 49250, and by reading 0.32.0). Its workers count computed
 tokens by themselves, and go on where they are when the scheduler sets a request back.

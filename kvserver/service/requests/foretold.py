@@ -62,7 +62,7 @@ def _turn(core: Core, tier: RemoteTier, row: Foretelling, going: set[Node], now_
     if core.chunks.spaces.get(row.space.digest) is not row.space:
         _tell(core, tier, row.space, tier.foretellings.end(row), now_ns, comes=False)
         return
-    # What others told may be wrong, so a chunk that was foretold is not over before it is stored here. Then it is taken
+    # Marks of others may be wrong, so a chunk that was foretold is not over before it is stored here. Then it is taken
     # back unless this server wrote it: whoever awaits it sees at once whether the store has it.
     most = len(row.keys) if row.told_ns is None else min(row.stored, len(row.keys))
     back: list[int] = []

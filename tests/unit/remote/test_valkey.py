@@ -447,7 +447,7 @@ def test_the_loser_of_two_writers_of_a_large_chunk_leaves_no_fragments(server: V
     assert store.heads([name], SHARDS) == [first]
 
 
-def test_of_a_large_chunk_with_a_wrong_payload_nothing_stays(server: ValkeyServer) -> None:
+def test_nothing_stays_of_a_large_chunk_with_a_wrong_payload(server: ValkeyServer) -> None:
     store = opened(server)
     name = name_of(1)
     head = head_of(name, sizes=LARGE)
