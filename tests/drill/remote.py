@@ -180,6 +180,13 @@ BUGS = (
         r"self\.announcements\.untried > 0 and not",
         "not",
     ),
+    Bug(
+        "P8",
+        "the store is asked more than once a second whether announcements are complete",
+        f"{STATE}/announcements.py",
+        r"self\.try_from_ns = now_ns \+ [^\n]*",
+        "pass",
+    ),
     Bug("P8", "an announced chunk is passed over", f"{STATE}/passing.py", r"not self\.in_store\.has[^\n]*", "True"),
     Bug(
         "P8",

@@ -21,6 +21,8 @@ HEARD_MS = 10_000
 DOUBTED_MS = 600_000
 TRIED_EVERY = 512
 """One in so many chunks of which nobody has told is looked for all the same."""
+TRIES_APART_MS = 1_000
+"""It is not, so soon after the last one. A server that looks up a thousand such chunks in 50 ms asks the store once."""
 TRIED_MS = 600_000
 """After so long one is looked for in any case."""
 BATCH_MAX = 256
@@ -45,6 +47,8 @@ class Announcements:
     doubted_until_ns: int = 0
     untried: int = 0
     """So many chunks of which nobody has told are passed over before one is tried. The first one is."""
+    try_from_ns: int = 0
+    """None is tried before."""
     try_at_ns: int = 0
     """Then one is tried in any case."""
 
@@ -61,15 +65,16 @@ class Announcements:
 
     def is_try_due(self, now_ns: int) -> bool:
         """Whether the next chunk of which nobody has told is looked for all the same."""
-        return not self.untried or now_ns >= self.try_at_ns
+        return now_ns >= (self.try_at_ns if self.untried else self.try_from_ns)
 
     def passed_over(self) -> None:
         """A chunk of which nobody has told was looked up, and is not looked for."""
-        self.untried -= 1
+        self.untried = (self.untried or TRIED_EVERY) - 1
 
     def tries(self, now_ns: int) -> None:
         """A chunk of which nobody has told is looked for."""
         self.untried = TRIED_EVERY - 1
+        self.try_from_ns = now_ns + TRIES_APART_MS * MILLISECOND_NS
         self.try_at_ns = now_ns + TRIED_MS * MILLISECOND_NS
 
     def is_behind(self, epoch: int) -> bool:

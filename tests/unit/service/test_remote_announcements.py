@@ -7,7 +7,7 @@ from kvserver.remote.announcement import GONE, STORED, WRITTEN, KnownChunks, pac
 from kvserver.service.base.events import MoverGone
 from kvserver.service.remote.announcements import CATCHING_UP_MAX, REFUSED_MS
 from kvserver.service.state import remote_tier
-from kvserver.service.state.announcements import DOUBTED_MS, HEARD_MS, TRIED_EVERY
+from kvserver.service.state.announcements import DOUBTED_MS, HEARD_MS, TRIED_EVERY, TRIES_APART_MS
 from kvserver.wire.messages import KEY_BYTES
 from kvserver.wire.orders import (
     FetchRemote,
@@ -102,6 +102,7 @@ def test_after_its_mover_has_ended_every_chunk_is_looked_for_until_all_was_heard
 
 def test_some_chunks_are_tried_all_the_same_and_one_that_is_there_makes_all_doubtful() -> None:
     rig = Announcing()
+    rig.pass_time(TRIES_APART_MS)
     for seed in range(2, TRIED_EVERY + 1):
         rig.client.lookup(chain(seed, CHUNKS))
     assert rig.probes() == 0
@@ -132,11 +133,24 @@ def test_of_a_thousand_lookups_that_miss_fewer_than_ten_ask_the_store() -> None:
         for probe in rig.sought()[rig.answered :]:
             rig.report(rig.mover, RemoteProbed(probe.job, [b""] * CHUNKS, [], 1))
         rig.answered = rig.probes()
+        rig.pass_time(3)
     assert 0 < rig.probes() < 10
+
+
+def test_however_many_lookups_miss_one_in_a_second_is_tried() -> None:
+    rig = Announcing()
+    for seed in range(2, 3 * TRIED_EVERY):
+        rig.client.lookup(chain(seed, CHUNKS))
+    assert rig.probes() == 0, "the first one was tried in this second"
+    rig.pass_time(TRIES_APART_MS)
+    for seed in range(3 * TRIED_EVERY, 6 * TRIED_EVERY):
+        rig.client.lookup(chain(seed, CHUNKS))
+    assert rig.probes() == 1
 
 
 def test_a_miss_that_was_tried_makes_nothing_doubtful() -> None:
     rig = Announcing()
+    rig.pass_time(TRIES_APART_MS)
     for seed in range(2, TRIED_EVERY + 2):
         rig.client.lookup(chain(seed, CHUNKS))
     assert rig.probes() == 1
@@ -148,6 +162,7 @@ def test_a_miss_that_was_tried_makes_nothing_doubtful() -> None:
 def test_a_lookup_that_never_asks_uses_up_no_try() -> None:
     """Short prompts between long ones, of which fewer tokens than tokens_min could come."""
     rig = Announcing(tokens_min=3 * CHUNK_TOKENS)
+    rig.pass_time(TRIES_APART_MS)
     for seed in range(2, 2 * TRIED_EVERY + 4, 2):
         rig.client.lookup(chain(seed, CHUNKS))
         rig.client.lookup(chain(seed + 1, 1))
