@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ROUNDS = 400
 DRAIN_ROUNDS = 4000
-"""Rounds for a drain: with an arena of four slabs and no other device, chunks are given up one by one.
+"""Rounds while a device or a segment is emptied: with an arena of four slabs, chunks are given up one by one.
 
 ROUNDS is the limit for all other work in flight once no new work begins.
 """
@@ -85,7 +85,7 @@ def _until_noted(world: "World") -> None:
 def _until_idle(world: "World") -> None:
     """Sessions, jobs and leases must be gone soon. Only waits that may be long get more time, and they must end too."""
     gone = "sessions, caches, jobs, leases and pins are gone"
-    rounds = DRAIN_ROUNDS if service_view.is_draining(world.shell.service) else ROUNDS
+    rounds = DRAIN_ROUNDS if service_view.moves_records(world.shell.service) else ROUNDS
     for _ in range(LONG_WAITS):
         _until(world, lambda: service_view.is_idle(world.shell.service) or _may_wait_long(world), gone, rounds)
         if service_view.is_idle(world.shell.service):

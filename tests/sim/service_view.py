@@ -198,6 +198,12 @@ def is_draining(service: Service) -> bool:
     return tier is not None and any(drain.state == "draining" for drain in tier.drains())
 
 
+def moves_records(service: Service) -> bool:
+    """A device or a segment is being emptied. Each chunk may take the segment's patience."""
+    tier = _core(service).disk
+    return is_draining(service) or (tier is not None and bool(tier.chunks.room.emptying))
+
+
 def disk_is_recovered(service: Service) -> bool:
     tier = _core(service).disk
     return tier is not None and tier.recovered
