@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 
 from kvserver.config.remotes import Remote
 from kvserver.errors import ConfigError
-from kvserver.movers.remote_checks import wrong_shards
+from kvserver.movers.remote_checks import sums_of, wrong_sums
 from kvserver.movers.remote_store import check, open_store
 from kvserver.remote import namespace_note
 from kvserver.remote.chunk_value import ChunkName, Head, NamespaceName, WrongValue, fragments_of
@@ -226,10 +226,10 @@ class Look:
         payload = memoryview(bytearray(head.shards[wanted].payload_bytes))
         targets = [payload if index == wanted else None for index in range(len(head.shards))]
         try:
-            self._store.read(name, head, targets)
+            sums = self._store.read(name, head, targets) or sums_of(targets)
         except Gone as gone:
             return gone.message
-        return "other bytes than their digest says" if wrong_shards(name, head, targets) else ""
+        return "other bytes than their digest says" if wrong_sums(name, head, sums) else ""
 
     # ---------------------------------------------------------------- lists
 

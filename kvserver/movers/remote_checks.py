@@ -4,17 +4,16 @@ A writer sums what it sends, and writes no head over a payload whose digest is n
 came, and uses a chunk only if all of it has the digests of its head.
 """
 
-from collections.abc import Sequence
-from typing import overload
+from collections.abc import Iterator, Sequence
 
 from kvserver.remote.chunk_value import ChunkName, Head, Shard
 from kvserver.remote.store import WrongSource
 from kvserver.tiers.records import NO_SUM
-from kvserver.transfer.native import digest_sum, payload_digest
+from kvserver.transfer.native import digest_copy, digest_sum, payload_digest
 
 
-class CheckedSources(Sequence[memoryview]):
-    """Payloads of a chunk on their way to a store, each compared with its digest when it is first taken.
+class CheckedSources:
+    """Payloads of a chunk on their way to a store, each compared with its digest when it is taken.
 
     A store that sends a chunk in parts sends the first one before the last one was summed."""
 
@@ -26,21 +25,26 @@ class CheckedSources(Sequence[memoryview]):
     def __len__(self) -> int:
         return len(self._payloads)
 
-    @overload
-    def __getitem__(self, index: int) -> memoryview: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[memoryview]: ...
-    def __getitem__(self, index: int | slice) -> memoryview | Sequence[memoryview]:
-        """Raises WrongSource."""
-        if isinstance(index, slice):
-            return [self[one] for one in range(*index.indices(len(self)))]
+    def __iter__(self) -> Iterator[memoryview]:
+        return (self[index] for index in range(len(self)))
+
+    def __getitem__(self, index: int) -> memoryview:
+        """Raises WrongSource. It is summed once."""
         payload = self._payloads[index]
         if not self._is_right[index]:
-            shard = self._head.shards[index]
-            if digest_of(self._name, shard, payload) != shard.digest:
-                raise WrongSource(f"shard {shard.shard} of group {shard.group}")
-            self._is_right[index] = True
+            self._compare(index, digest_sum(payload, 0, len(payload), 0))
         return payload
+
+    def copy_to(self, target: memoryview, index: int) -> None:
+        """Raises WrongSource. Bytes are summed as they are copied, so these are right whatever happens meanwhile."""
+        self._compare(index, digest_copy(self._payloads[index], target, 0))
+
+    def _compare(self, index: int, summed: tuple[int, int]) -> None:
+        """summed: the sum, and of how many bytes."""
+        shard, (total, count) = self._head.shards[index], summed
+        if count != shard.payload_bytes or digest_from(self._name, shard, total) != shard.digest:
+            raise WrongSource(f"shard {shard.shard} of group {shard.group}")
+        self._is_right[index] = True
 
 
 def sums_of(payloads: Sequence[memoryview | None]) -> list[int]:
@@ -54,11 +58,6 @@ def wrong_sums(name: ChunkName, head: Head, sums: Sequence[int]) -> list[int]:
     return [
         index for index, (shard, total) in pairs if total != NO_SUM and digest_from(name, shard, total) != shard.digest
     ]
-
-
-def wrong_shards(name: ChunkName, head: Head, payloads: Sequence[memoryview | None]) -> list[int]:
-    """Indices of shards whose payload does not have the digest of the head; of None nothing is said."""
-    return wrong_sums(name, head, sums_of(payloads))
 
 
 def digest_from(name: ChunkName, shard: Shard, total: int) -> int | None:

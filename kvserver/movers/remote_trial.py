@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from kvserver.config.remotes import Remote
 from kvserver.errors import DeviceError
+from kvserver.movers.remote_checks import CheckedSources, digest_of
 from kvserver.movers.remote_store import open_store
 from kvserver.remote.announcement import WRITTEN, mark_of, pack
 from kvserver.remote.chunk_value import ChunkName, Head, NamespaceName, Shard, fragment_bytes_for
@@ -38,7 +39,9 @@ def attempt(remote: Remote) -> Trial:
 
 def _round_trip(store: Store, tenant: str) -> Trial:
     name = ChunkName(NamespaceName(tenant, os.urandom(32)), int.from_bytes(os.urandom(8)), os.urandom(32))
-    shards = (Shard(0, 0, PAYLOAD_BYTES, 0),)
+    sent = memoryview(os.urandom(PAYLOAD_BYTES))
+    shard = Shard(0, 0, PAYLOAD_BYTES, 0)
+    shards = (shard._replace(digest=digest_of(name, shard, sent) or 0),)
     head = Head(
         namespace=name.of.namespace,
         key=name.key,
@@ -49,12 +52,11 @@ def _round_trip(store: Store, tenant: str) -> Trial:
         shards=shards,
         fragment_bytes=fragment_bytes_for(shards),
     )
-    sent = memoryview(os.urandom(PAYLOAD_BYTES))
     came = memoryview(bytearray(PAYLOAD_BYTES))
     facts = store.facts()
     store.notes([name.of])
     begin_s = time.monotonic()
-    store.write(name, head, [sent])
+    store.write(name, head, CheckedSources(name, head, [sent]))
     write_s = time.monotonic() - begin_s
     try:
         store.announce(name.of, name.epoch, pack([mark_of(name.of.namespace, name.epoch, name.key) | WRITTEN]))

@@ -31,7 +31,7 @@ from kvserver.remote.chunk_value import (
     text_of,
 )
 from kvserver.remote.directory_log import AnnouncementFiles
-from kvserver.remote.store import Announced, Cursor, Facts, Gone, Listed, Problem, StoreError
+from kvserver.remote.store import Announced, Cursor, Facts, Gone, Listed, Problem, Sources, StoreError
 
 UNFINISHED = f"kv{FORMAT}.unfinished"
 """Folder of files that are being written. A file there is old when its writer must be gone."""
@@ -122,7 +122,7 @@ class DirectoryStore:
             if target is not None:
                 self._read_whole(descriptor, target, start, due_s)
 
-    def write(self, name: ChunkName, head: Head, sources: Sequence[memoryview]) -> bool:
+    def write(self, name: ChunkName, head: Head, sources: Sources) -> bool:
         path = self._path(name)
         with self._as_store_errors():
             if path.exists():

@@ -34,6 +34,18 @@ class WrongSource(Exception):
     """A payload that is to be written does not have the digest of its head. Raised where a store takes the payload."""
 
 
+class Sources(Protocol):
+    """Payloads of a chunk on their way to a store, one for each shard of its head."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[memoryview]: ...
+    def __getitem__(self, index: int) -> memoryview:
+        """One payload. Raises WrongSource, as all of these."""
+
+    def copy_to(self, target: memoryview, index: int) -> None:
+        """Copies one payload into memory of its size. Other threads go on meanwhile."""
+
+
 class Facts(NamedTuple):
     """Facts that a store tells of itself, for people."""
 
@@ -95,10 +107,10 @@ class Store(Protocol):
         head's digests. Returns the sum of each payload as its bytes came, NO_SUM where none was wanted; None: this
         store sums nothing."""
 
-    def write(self, name: ChunkName, head: Head, sources: Sequence[memoryview]) -> bool:
+    def write(self, name: ChunkName, head: Head, sources: Sources) -> bool:
         """Writes a chunk, its head last. False: another write of this chunk is there already. Raises StoreError.
 
-        sources: each may raise WrongSource when it is taken. All are taken before the head is written."""
+        All sources are taken before the head is written."""
 
     def touch(self, name: ChunkName, head: Head) -> None:
         """Counts as use of a whole chunk: a store drops what was not used for longest. Raises StoreError."""

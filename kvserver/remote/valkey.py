@@ -9,7 +9,6 @@ connects again by itself.
 """
 
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -39,7 +38,6 @@ from glide_shared.routes import AllNodes
 from glide_sync import ClusterScanCursor, GlideClient, GlideClusterClient, glide_client
 
 from kvserver.errors import ConfigError
-from kvserver.remote.announcement import MARK_BYTES
 from kvserver.remote.chunk_value import (
     FORMAT,
     HEAD_BYTES_MAX,
@@ -57,8 +55,19 @@ from kvserver.remote.chunk_value import (
     text_of,
 )
 from kvserver.remote.secrets import CurrentSecret, Secret, SecretSource
-from kvserver.remote.store import Announced, Cursor, Facts, Gone, Listed, Problem, StoreError, WrongSource
+from kvserver.remote.store import Announced, Cursor, Facts, Gone, Listed, Problem, Sources, StoreError, WrongSource
+from kvserver.remote.valkey_answers import (
+    MARKS_FIELD,
+    OutOfStepError,
+    bytes_of,
+    id_order,
+    listed_answers,
+    number_of,
+    stream_entries,
+)
 from kvserver.remote.valkey_nodes import NodeMap, info_of, node_map, version_of
+from kvserver.tiers.records import NO_SUM
+from kvserver.transfer.native import digest_copy
 
 # It writes warnings to standard error otherwise, with addresses and without our format.
 Logger.set_logger_config(Level.OFF)
@@ -98,8 +107,6 @@ SCANNED_AT_A_TIME = 1000
 BATCHES_MAX = 1 << 18
 """Batches of announcements that a namespace keeps, about."""
 BATCHES_AT_A_TIME = 512
-MARKS_FIELD = b"m"
-ENTRY_ID = re.compile(rb"\d+-\d+")
 Kind = Literal["probe", "read", "write", "commit", "note", "announce"]
 Client = GlideClient | GlideClusterClient
 Scrub = Callable[[str], str]
@@ -173,7 +180,7 @@ class ValkeyStore:
         with self._connection("note") as to:
             told = to.client.info([InfoSection.SERVER, InfoSection.MEMORY])
             nodes = list(told.values()) if isinstance(told, dict) else [told]
-            found = [info_of(_bytes(node) or b"") for node in nodes]
+            found = [info_of(bytes_of(node) or b"") for node in nodes]
         policies = sorted({node.get("maxmemory_policy", "unknown") for node in found})
         bounded = all(int(node.get("maxmemory", "0")) > 0 for node in found)
         warnings = []
@@ -231,19 +238,19 @@ class ValkeyStore:
             with suppress(GlideError):
                 self._exec(to, dangling, count)
 
-    def read(self, name: ChunkName, head: Head, targets: Sequence[memoryview | None]) -> None:
-        if head.fragment_bytes:
-            with self._connection("read") as to:
-                self._read_fragments(to, name, head, targets)
-        else:
-            self._read_value(name, head, targets)
+    def read(self, name: ChunkName, head: Head, targets: Sequence[memoryview | None]) -> list[int] | None:
+        if not head.fragment_bytes:
+            return self._read_value(name, head, targets)
+        with self._connection("read") as to:
+            self._read_fragments(to, name, head, targets)
+        return None
 
-    def _read_value(self, name: ChunkName, head: Head, targets: Sequence[memoryview | None]) -> None:
+    def _read_value(self, name: ChunkName, head: Head, targets: Sequence[memoryview | None]) -> list[int]:
         expected = encode(head)
         whole = self._scratch.room(len(expected) + head.payload_bytes)
         with self._connection("read") as to:
             try:
-                count = _number(to.client.get(self._key(name), buffer=whole))
+                count = number_of(to.client.get(self._key(name), buffer=whole))
             except glide.RequestError as problem:
                 if "exceeds buffer" in str(problem):
                     raise Gone("remote-gone", "another write of it is there") from _without_frames(problem)
@@ -251,9 +258,10 @@ class ValkeyStore:
         if count != len(whole) or whole[: len(expected)] != expected:
             raise Gone("remote-gone", "is not there any more, or another write of it is")
         starts = accumulate((shard.payload_bytes for shard in head.shards), initial=len(expected))
-        for target, start in zip(targets, starts, strict=False):
-            if target is not None:
-                target[:] = whole[start : start + len(target)]
+        return [
+            NO_SUM if target is None else digest_copy(whole[start : start + len(target)], target, 0)[0]
+            for target, start in zip(targets, starts, strict=False)
+        ]
 
     def _read_fragments(
         self, to: "_Connection", name: ChunkName, head: Head, targets: Sequence[memoryview | None]
@@ -268,11 +276,11 @@ class ValkeyStore:
                 if "exceeds buffer" in str(problem):
                     raise Gone("remote-gone", "a fragment has another size") from _without_frames(problem)
                 raise
-            found = [_number(count) for count in _listed_answers(counts, len(views))]
+            found = [number_of(count) for count in listed_answers(counts, len(views))]
             if found != [len(view) for view in views]:
                 raise Gone("remote-gone", "a fragment is not there any more")
 
-    def write(self, name: ChunkName, head: Head, sources: Sequence[memoryview]) -> bool:
+    def write(self, name: ChunkName, head: Head, sources: Sources) -> bool:
         key = self._key(name)
         if not head.fragment_bytes:
             value = self._gather(head, sources)
@@ -292,9 +300,7 @@ class ValkeyStore:
                 to.client.unlink(written)
             return is_first
 
-    def _write_fragments(
-        self, to: "_Connection", name: ChunkName, head: Head, sources: Sequence[memoryview]
-    ) -> list[TEncodable]:
+    def _write_fragments(self, to: "_Connection", name: ChunkName, head: Head, sources: Sources) -> list[TEncodable]:
         """Writes all fragments, or none that stays. Returns their keys."""
         lives = ExpirySet(ExpiryType.SEC, self._settings.ttl_s + FRAGMENTS_OUTLIVE_S)
         written: list[TEncodable] = []
@@ -337,7 +343,7 @@ class ValkeyStore:
     def notes(self, names: Sequence[NamespaceName]) -> list[bytes | None]:
         with self._connection("note") as to:
             answer = to.client.mget([self._note_key(name) for name in names]) if names else []
-            return [_bytes(note) for note in _listed_answers(answer, len(names))]
+            return [bytes_of(note) for note in listed_answers(answer, len(names))]
 
     def make_note(self, name: NamespaceName, note: bytes) -> bool:
         with self._connection("note") as to:
@@ -364,11 +370,11 @@ class ValkeyStore:
         log = self._log_key(of, epoch)
         with self._connection("announce") as to:
             if place.idle >= IDLE_READS:
-                newest = _stream_entries(to.client.xrevrange(log, MaxId(), MinId(), 1))
-                is_anew = bool(newest) and _id_order(newest[0][0]) < _id_order(place.last)
+                newest = stream_entries(to.client.xrevrange(log, MaxId(), MinId(), 1))
+                is_anew = bool(newest) and id_order(newest[0][0]) < id_order(place.last)
                 place = _LogPlace(b"" if is_anew else place.last, 0)
             begin = ExclusiveIdBound(place.last) if place.last else MinId()
-            entries = _stream_entries(to.client.xrange(log, begin, MaxId(), BATCHES_AT_A_TIME))
+            entries = stream_entries(to.client.xrange(log, begin, MaxId(), BATCHES_AT_A_TIME))
         batch = b"".join(marks for _, marks in entries)
         place = _LogPlace(entries[-1][0], 0) if entries else place._replace(idle=place.idle + bool(place.last))
         return Announced(batch, place, len(entries) < BATCHES_AT_A_TIME)
@@ -379,7 +385,7 @@ class ValkeyStore:
 
     def look(self, name: ChunkName) -> Head | None:
         with self._connection("note") as to, self._uncounted(to):
-            value = _bytes(to.client.getrange(self._key(name), 0, HEAD_BYTES_MAX - 1))
+            value = bytes_of(to.client.getrange(self._key(name), 0, HEAD_BYTES_MAX - 1))
         return decode_of(name, value) if value else None
 
     def namespaces(self, tenant: str) -> Iterator[list[NamespaceName]]:
@@ -467,8 +473,8 @@ class ValkeyStore:
         while True:
             with self._connection("note") as to:
                 answer: Any = to.client.scan(cursor, match=pattern, count=SCANNED_AT_A_TIME)
-                cursor, listed = _listed_answers(answer, 2)
-                keys = [_bytes(key) or b"" for key in listed]
+                cursor, listed = listed_answers(answer, 2)
+                keys = [bytes_of(key) or b"" for key in listed]
             yield [(key, key.decode(errors="replace")[len(beginning) :].split(":")) for key in keys]
             if cursor.is_finished() if self._settings.is_cluster else cursor == b"0":
                 return
@@ -493,7 +499,7 @@ class ValkeyStore:
 
     def _exec(self, to: "_Connection", batch: Any, count: int) -> list[Any]:
         """One answer for each of the batch's `count` commands; errors are among them."""
-        return _listed_answers(to.client.exec(batch, raise_on_error=False), count)
+        return listed_answers(to.client.exec(batch, raise_on_error=False), count)
 
     def _renew(self, batch: Any, name: ChunkName, head: Head) -> int:
         """Asks to renew the time to live of a head and its fragments, in the order of _keys(). False answers a key that
@@ -504,12 +510,13 @@ class ValkeyStore:
             batch.expire(key, self._settings.ttl_s + FRAGMENTS_OUTLIVE_S)
         return 1 + len(fragments)
 
-    def _gather(self, head: Head, sources: Sequence[memoryview]) -> memoryview:
-        whole = self._scratch.room(len(encode(head)) + head.payload_bytes)
-        at = 0
-        for piece in (memoryview(encode(head)), *sources):
-            whole[at : at + len(piece)] = piece
-            at += len(piece)
+    def _gather(self, head: Head, sources: Sources) -> memoryview:
+        at = len(encode(head))
+        whole = self._scratch.room(at + head.payload_bytes)
+        whole[:at] = encode(head)
+        for index, shard in enumerate(head.shards):
+            sources.copy_to(whole[at : at + shard.payload_bytes], index)
+            at += shard.payload_bytes
         return whole
 
     def _set_new(self, to: "_Connection", key: bytes, value: bytes | memoryview) -> bool:
@@ -684,30 +691,6 @@ def _client(settings: Settings, secret: Secret | None, deadline_s: float) -> Cli
 # -------------------------------------------------------------------- answers
 
 
-class OutOfStepError(GlideError):
-    """An answer has not the shape of its question: the stream was damaged, and what follows cannot be trusted."""
-
-
-def _listed_answers(answer: Any, count: int) -> list[Any]:
-    if not isinstance(answer, list) or len(answer) != count:
-        got = f"{len(answer)}" if isinstance(answer, list) else type(answer).__name__
-        raise OutOfStepError(f"expected {count} answers, got {got}")
-    return answer
-
-
-def _number(answer: Any) -> int | None:
-    try:
-        return None if answer is None else int(answer)
-    except (TypeError, ValueError):
-        raise OutOfStepError(f"expected a number, got {type(answer).__name__}") from None
-
-
-def _bytes(answer: Any) -> bytes | None:
-    if answer is not None and not isinstance(answer, bytes):
-        raise OutOfStepError(f"expected bytes, got {type(answer).__name__}")
-    return answer
-
-
 class _LogPlace(NamedTuple):
     """A place in a stream of announcements."""
 
@@ -717,34 +700,12 @@ class _LogPlace(NamedTuple):
     """Reads since then that brought nothing."""
 
 
-def _id_order(entry: bytes) -> tuple[int, int]:
-    """An id of a stream, to be compared. A stream that is begun anew by a clock that is behind has smaller ones."""
-    first, _, second = entry.partition(b"-")
-    return int(first), int(second)
-
-
-def _stream_entries(answer: Any) -> list[tuple[bytes, bytes]]:
-    """Id and marks of each entry of a stream. One that has other fields counts as empty."""
-    if answer is None:
-        return []
-    if not isinstance(answer, dict):
-        raise OutOfStepError(f"expected entries of a stream, got {type(answer).__name__}")
-    entries = []
-    for name, pairs in answer.items():
-        if not isinstance(pairs, list) or not isinstance(name, bytes) or not ENTRY_ID.fullmatch(name):
-            raise OutOfStepError(f"expected the id and fields of an entry, got {type(pairs).__name__}")
-        told = [pair[1] for pair in pairs if isinstance(pair, list) and len(pair) == 2 and pair[0] == MARKS_FIELD]
-        whole = len(told) == 1 and isinstance(told[0], bytes) and len(told[0]) % MARK_BYTES == 0
-        entries.append((name, told[0] if whole else b""))
-    return entries
-
-
 def _head(name: ChunkName, answer: Any, scrub: Scrub) -> Head | StoreError | WrongValue | None:
     if isinstance(answer, GlideError):
         if str(answer).startswith(WRONG_TYPE):
             return WrongValue("foreign", "a value of another type has this name")
         return _translated(answer, scrub)
-    value = _bytes(answer)
+    value = bytes_of(answer)
     if not value:
         return None
     try:

@@ -29,12 +29,19 @@ def head_of(name: ChunkName, *, write: int = 1, sizes: Sequence[int] = SIZES) ->
     )
 
 
-def payloads_of(head: Head) -> list[memoryview]:
+class Payloads(list[memoryview]):
+    """Payloads on their way to a store that nobody compares with anything."""
+
+    def copy_to(self, target: memoryview, index: int) -> None:
+        target[:] = self[index]
+
+
+def payloads_of(head: Head) -> Payloads:
     """Bytes that differ from write to write and from shard to shard."""
-    return [
+    return Payloads(
         memoryview(bytearray(random.Random(f"{head.write} {number}").randbytes(shard.payload_bytes)))
         for number, shard in enumerate(head.shards)
-    ]
+    )
 
 
 def targets_of(head: Head) -> list[memoryview]:

@@ -29,7 +29,7 @@ from kvserver.remote.chunk_value import (
 from kvserver.remote.namespace_note import NOTE_BYTES_MAX
 from kvserver.remote.objects.driver import ChunkDriver, Driver, Named, Start
 from kvserver.remote.objects.log import AnnouncementObjects
-from kvserver.remote.store import Announced, Cursor, Facts, Gone, Listed, StoreError
+from kvserver.remote.store import Announced, Cursor, Facts, Gone, Listed, Sources, StoreError
 from kvserver.tiers.records import NO_SUM
 
 NOTES = f"kv{FORMAT}.notes"
@@ -126,7 +126,7 @@ class ObjectStore:
         sums = (total for total, _ in found[1:])
         return [NO_SUM if target is None else next(sums) for target in targets]
 
-    def write(self, name: ChunkName, head: Head, sources: Sequence[memoryview]) -> bool:
+    def write(self, name: ChunkName, head: Head, sources: Sources) -> bool:
         path = _path(name)
         if head.payload_bytes > ASKED_FIRST_BYTES and self._start(path, 1) is not None:
             return False

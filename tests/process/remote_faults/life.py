@@ -73,11 +73,11 @@ class Life:
         targets = targets_of(head)
         wanted = [target if self._dice.random() < 0.9 else None for target in targets]
         try:
-            store.read(name, head, wanted)
+            sums = store.read(name, head, wanted) or remote_checks.sums_of(wanted)
         except DeviceError as problem:
             self.seen[problem.code] += 1
             return
-        wrong = remote_checks.wrong_shards(name, head, wanted)
+        wrong = remote_checks.wrong_sums(name, head, sums)
         self.seen["wrong digest"] += len(wrong)
         for index, target in enumerate(wanted):
             if target is not None and index not in wrong:

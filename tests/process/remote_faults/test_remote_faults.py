@@ -46,6 +46,6 @@ def test_nothing_of_a_cleared_namespace_comes_to_a_server_that_cannot_read_its_n
 
 
 def test_a_reader_that_does_not_compare_digests_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_checks, "wrong_shards", lambda *_: [])
+    monkeypatch.setattr(remote_checks, "wrong_sums", lambda *_: [])
     with pytest.raises(AssertionError, match="wrong bytes"):
         run_values(2000, seed=3)

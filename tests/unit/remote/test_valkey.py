@@ -16,9 +16,9 @@ from glide_shared.exceptions import ClosingError
 from glide_sync import GlideClient, GlideClientConfiguration, NodeAddress
 
 from kvserver.errors import DeviceError
-from kvserver.movers.remote_checks import CheckedSources, digest_of
+from kvserver.movers.remote_checks import CheckedSources, digest_of, sums_of
 from kvserver.remote.announcement import pack
-from kvserver.remote.chunk_value import Head, WrongValue, encode, fragments_of
+from kvserver.remote.chunk_value import ChunkName, Head, WrongValue, encode, fragments_of
 from kvserver.remote.secrets import SecretSource
 from kvserver.remote.store import Gone, Store, StoreError, WrongSource
 from kvserver.remote.valkey import IDLE_READS, Settings, ValkeyStore
@@ -447,15 +447,33 @@ def test_the_loser_of_two_writers_of_a_large_chunk_leaves_no_fragments(server: V
     assert store.heads([name], SHARDS) == [first]
 
 
+def test_a_chunk_with_a_wrong_payload_is_not_written(server: ValkeyServer) -> None:
+    store = opened(server)
+    name = name_of(1)
+    head = with_digests(name, head_of(name, sizes=(1, 4099, 70_001)))
+    payloads = payloads_of(head)
+    payloads[1][4098] ^= 1
+    with pytest.raises(WrongSource, match=f"shard {head.shards[1].shard} of group {head.shards[1].group}"):
+        store.write(name, head, CheckedSources(name, head, payloads))
+    assert keys(server) == []
+    payloads[1][4098] ^= 1
+    assert store.write(name, head, CheckedSources(name, head, payloads))
+    targets = targets_of(head)
+    assert store.read(name, head, targets) == sums_of(payloads)
+    assert targets == payloads
+
+
+def with_digests(name: ChunkName, head: Head) -> Head:
+    """The same with the digests of payloads_of()."""
+    pairs = zip(head.shards, payloads_of(head), strict=True)
+    return head._replace(shards=tuple(each._replace(digest=digest_of(name, each, one) or 0) for each, one in pairs))
+
+
 def test_nothing_stays_of_a_large_chunk_with_a_wrong_payload(server: ValkeyServer) -> None:
     store = opened(server)
     name = name_of(1)
-    head = head_of(name, sizes=LARGE)
+    head = with_digests(name, head_of(name, sizes=LARGE))
     payloads = payloads_of(head)
-    told = [
-        each._replace(digest=digest_of(name, each, one) or 0) for each, one in zip(head.shards, payloads, strict=True)
-    ]
-    head = head._replace(shards=tuple(told))
     payloads[-1][-1] ^= 1
     sent: list[int] = []
 
@@ -464,7 +482,7 @@ def test_nothing_stays_of_a_large_chunk_with_a_wrong_payload(server: ValkeyServe
             sent.append(len(keys(server)))
             return super().__getitem__(index)
 
-    with pytest.raises(WrongSource, match=f"shard {told[-1].shard} of group {told[-1].group}"):
+    with pytest.raises(WrongSource, match=f"shard {head.shards[-1].shard} of group {head.shards[-1].group}"):
         store.write(name, head, Noting(name, head, payloads))
     assert max(sent) > 0, "the first payload was sent before the last one was compared"
     assert keys(server) == []

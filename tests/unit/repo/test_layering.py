@@ -65,7 +65,7 @@ DOORS: dict[str, str] = {
     "rich": "kvserver.cli.progress kvserver.cli.top",
     "prometheus_client": "kvserver.brain.http.metrics",
     "glide_sync": "kvserver.remote.valkey",
-    "glide_shared": "kvserver.remote.valkey",
+    "glide_shared": "kvserver.remote.valkey kvserver.remote.valkey_answers",
     "obstore": "kvserver.remote.objects.clouds",
     "torch": "kvclient",
     "vllm": "kvclient",
