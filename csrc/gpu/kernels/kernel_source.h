@@ -25,16 +25,17 @@
 #endif
 
 #if defined(KV_HOST)
-#define KV_KERNEL extern "C" inline
+#define KV_KERNEL(threads, blocks) extern "C" inline
 #define KV_FUNCTION inline
 #elif defined(KV_AMD)
-#define KV_KERNEL extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(1024, 1024)))
+#define KV_KERNEL(threads, blocks) \
+    extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(threads, threads)))
 #define KV_FUNCTION static inline __attribute__((device)) __attribute__((always_inline))
 #elif defined(__clang__)
-#define KV_KERNEL extern "C" __attribute__((global)) __attribute__((launch_bounds(1024)))
+#define KV_KERNEL(threads, blocks) extern "C" __attribute__((global)) __attribute__((launch_bounds(threads, blocks)))
 #define KV_FUNCTION static inline __attribute__((device)) __attribute__((always_inline))
 #else
-#define KV_KERNEL extern "C" __global__ __launch_bounds__(1024)
+#define KV_KERNEL(threads, blocks) extern "C" __global__ __launch_bounds__(threads, blocks)
 #define KV_FUNCTION static __device__ __forceinline__
 #endif
 
@@ -61,7 +62,7 @@ KV_FUNCTION Word64 folded(Word64 number) { return (number & ((1ull << 61) - 1)) 
 
 #ifdef KV_HOST
 
-#define KV_EACH_CREW(crew, crews) for (unsigned crew = 0; crew < (crews); ++crew)
+#define KV_EACH_CREW(crew, crews, threads) for (unsigned crew = 0; crew < (crews); ++crew)
 #define KV_EACH_LANE(lane) for (unsigned lane = 0; lane < CREW_LANES; ++lane)
 
 struct Unit16 {
@@ -104,8 +105,8 @@ constexpr unsigned CREW_READERS = 1;
 
 #else
 
-#define KV_EACH_CREW(crew, crews) \
-    if (const unsigned crew = (block_index() * THREADS + thread_index()) / CREW_LANES; crew < (crews))
+#define KV_EACH_CREW(crew, crews, threads) \
+    if (const unsigned crew = (block_index() * (threads) + thread_index()) / CREW_LANES; crew < (crews))
 #define KV_EACH_LANE(lane) if (const unsigned lane = thread_index() % CREW_LANES; lane < CREW_LANES)
 
 template <typename Unit>
@@ -318,12 +319,12 @@ KV_FUNCTION void copy_pieces(const Piece* pieces, unsigned count, Word64 segment
     }
 }
 
-KV_KERNEL void kv_gather(const Piece* pieces, unsigned count, Word64 segment, unsigned crews) {
-    KV_EACH_CREW(crew, crews) copy_pieces<true>(pieces, count, segment, crews, crew);
+KV_KERNEL(THREADS, 1) void kv_gather(const Piece* pieces, unsigned count, Word64 segment, unsigned crews) {
+    KV_EACH_CREW(crew, crews, THREADS) copy_pieces<true>(pieces, count, segment, crews, crew);
 }
 
-KV_KERNEL void kv_scatter(const Piece* pieces, unsigned count, Word64 segment, unsigned crews) {
-    KV_EACH_CREW(crew, crews) copy_pieces<false>(pieces, count, segment, crews, crew);
+KV_KERNEL(THREADS, 1) void kv_scatter(const Piece* pieces, unsigned count, Word64 segment, unsigned crews) {
+    KV_EACH_CREW(crew, crews, THREADS) copy_pieces<false>(pieces, count, segment, crews, crew);
 }
 
 // ---------------------------------------------------------------- digest
@@ -589,13 +590,14 @@ KV_FUNCTION void report_all(const DigestTotals& totals) {
 
 // columns, rows: the tables B and A, as base/digest.h gives them. The block that ends last reports: a copy would wait
 // behind others for the link.
-KV_KERNEL void kv_digest(const DigestPiece* pieces, unsigned count, Word64 columns, Word64 rows, DigestTotals totals,
-                         unsigned crews) {
+KV_KERNEL(DIGEST_THREADS, DIGEST_BLOCKS_FIT)
+void kv_digest(const DigestPiece* pieces, unsigned count, Word64 columns, Word64 rows, DigestTotals totals,
+               unsigned crews) {
     const Lane lane = {columns, rows, 0, {0, 0}, {0, 0}};
-    KV_EACH_CREW(crew, crews) {
+    KV_EACH_CREW(crew, crews, DIGEST_THREADS) {
         sum_pieces(pieces, count, lane, totals, crews, crew);
         wait_for_block();
-        constexpr unsigned OF_A_BLOCK = THREADS / CREW_LANES;
+        constexpr unsigned OF_A_BLOCK = DIGEST_THREADS / CREW_LANES;
         const bool counts = crew % OF_A_BLOCK == OF_A_BLOCK - 1;  // the last one, as a host runs them in turn
         if (counts && ends_last(totals, crews / OF_A_BLOCK)) report_all(totals);
     }
