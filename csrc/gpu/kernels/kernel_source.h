@@ -25,16 +25,17 @@
 #endif
 
 #if defined(KV_HOST)
-#define KV_KERNEL extern "C" inline
+#define KV_KERNEL(threads, blocks) extern "C" inline
 #define KV_FUNCTION inline
 #elif defined(KV_AMD)
-#define KV_KERNEL extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(1024, 1024)))
+#define KV_KERNEL(threads, blocks) \
+    extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(threads, threads)))
 #define KV_FUNCTION static inline __attribute__((device)) __attribute__((always_inline))
 #elif defined(__clang__)
-#define KV_KERNEL extern "C" __attribute__((global)) __attribute__((launch_bounds(1024)))
+#define KV_KERNEL(threads, blocks) extern "C" __attribute__((global)) __attribute__((launch_bounds(threads, blocks)))
 #define KV_FUNCTION static inline __attribute__((device)) __attribute__((always_inline))
 #else
-#define KV_KERNEL extern "C" __global__ __launch_bounds__(1024)
+#define KV_KERNEL(threads, blocks) extern "C" __global__ __launch_bounds__(threads, blocks)
 #define KV_FUNCTION static __device__ __forceinline__
 #endif
 
@@ -61,7 +62,7 @@ KV_FUNCTION Word64 folded(Word64 number) { return (number & ((1ull << 61) - 1)) 
 
 #ifdef KV_HOST
 
-#define KV_EACH_CREW(crew, crews) for (unsigned crew = 0; crew < (crews); ++crew)
+#define KV_EACH_CREW(crew, crews, threads) for (unsigned crew = 0; crew < (crews); ++crew)
 #define KV_EACH_LANE(lane) for (unsigned lane = 0; lane < CREW_LANES; ++lane)
 
 struct Unit16 {
@@ -85,14 +86,14 @@ KV_FUNCTION void add(Word64 to, Word64 number) {
     __atomic_fetch_add(reinterpret_cast<Word64*>(to), number, __ATOMIC_RELAXED);
 }
 
-// These two return what was there before.
+// These two return what was there before. The first one comes after all that the block did before it waited.
 KV_FUNCTION Word64 add_one(Word64 to) { return __atomic_fetch_add(reinterpret_cast<Word64*>(to), 1, __ATOMIC_RELAXED); }
 KV_FUNCTION Word64 take(Word64 from) {
     return __atomic_exchange_n(reinterpret_cast<Word64*>(from), 0, __ATOMIC_RELAXED);
 }
 
 // One thread is all crews, and all lanes.
-KV_FUNCTION void fence_before() {}
+KV_FUNCTION void wait_for_block() {}
 KV_FUNCTION void fence_after() {}
 KV_FUNCTION void fence_for_host() {}
 KV_FUNCTION Word64 of_all_lanes(Word64 share) { return share; }
@@ -104,8 +105,8 @@ constexpr unsigned CREW_READERS = 1;
 
 #else
 
-#define KV_EACH_CREW(crew, crews) \
-    if (const unsigned crew = (block_index() * THREADS + thread_index()) / CREW_LANES; crew < (crews))
+#define KV_EACH_CREW(crew, crews, threads) \
+    if (const unsigned crew = (block_index() * (threads) + thread_index()) / CREW_LANES; crew < (crews))
 #define KV_EACH_LANE(lane) if (const unsigned lane = thread_index() % CREW_LANES; lane < CREW_LANES)
 
 template <typename Unit>
@@ -156,6 +157,9 @@ KV_FUNCTION void look_up(Unit16& unit, Word64 from) {
         : "l"(from));
 }
 KV_FUNCTION void look_up(unsigned& word, Word64 from) { asm("ld.global.nc.u32 %0, [%1];" : "=r"(word) : "l"(from)); }
+KV_FUNCTION void look_up(Word64& entry, Word64 from) {
+    asm volatile("ld.global.nc.u64 %0, [%1];" : "=l"(entry) : "l"(from));
+}
 KV_FUNCTION void split(const Unit16& unit, unsigned (&words)[4]) {
     words[0] = unit.a, words[1] = unit.b, words[2] = unit.c, words[3] = unit.d;
 }
@@ -164,7 +168,7 @@ KV_FUNCTION void add(Word64 to, Word64 number) {
 }
 KV_FUNCTION Word64 add_one(Word64 to) {
     Word64 before;
-    asm volatile("atom.global.add.u64 %0, [%1], 1;" : "=l"(before) : "l"(to) : "memory");
+    asm volatile("atom.release.gpu.global.add.u64 %0, [%1], 1;" : "=l"(before) : "l"(to) : "memory");
     return before;
 }
 KV_FUNCTION Word64 take(Word64 from) {
@@ -172,8 +176,8 @@ KV_FUNCTION Word64 take(Word64 from) {
     asm volatile("atom.global.exch.b64 %0, [%1], 0;" : "=l"(before) : "l"(from) : "memory");
     return before;
 }
-KV_FUNCTION void fence_before() { asm volatile("fence.acq_rel.gpu;" : : : "memory"); }
-KV_FUNCTION void fence_after() { fence_before(); }
+KV_FUNCTION void wait_for_block() { asm volatile("barrier.sync 0;" : : : "memory"); }
+KV_FUNCTION void fence_after() { asm volatile("fence.acq_rel.gpu;" : : : "memory"); }
 KV_FUNCTION void fence_for_host() { asm volatile("membar.sys;" : : : "memory"); }
 KV_FUNCTION unsigned of_first_lane(unsigned number) {
     asm volatile("shfl.sync.idx.b32 %0, %0, 0, 0x1f, 0xffffffff;" : "+r"(number) : : "memory");
@@ -224,7 +228,11 @@ KV_FUNCTION Word64 take(Word64 from) {
     return __hip_atomic_exchange(reinterpret_cast<KV_GLOBAL Word64*>(from), 0ull, __ATOMIC_RELAXED,
                                  __HIP_MEMORY_SCOPE_AGENT);
 }
-KV_FUNCTION void fence_before() { __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent"); }
+// Each wavefront waits for its own accesses: the barrier does not.
+KV_FUNCTION void wait_for_block() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
+    __builtin_amdgcn_s_barrier();
+}
 KV_FUNCTION void fence_after() { __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent"); }
 KV_FUNCTION void fence_for_host() { __builtin_amdgcn_fence(__ATOMIC_RELEASE, ""); }
 KV_FUNCTION unsigned of_first_lane(unsigned number) { return __builtin_amdgcn_ds_swizzle(number, 0); }
@@ -311,12 +319,12 @@ KV_FUNCTION void copy_pieces(const Piece* pieces, unsigned count, Word64 segment
     }
 }
 
-KV_KERNEL void kv_gather(const Piece* pieces, unsigned count, Word64 segment, unsigned crews) {
-    KV_EACH_CREW(crew, crews) copy_pieces<true>(pieces, count, segment, crews, crew);
+KV_KERNEL(THREADS, 1) void kv_gather(const Piece* pieces, unsigned count, Word64 segment, unsigned crews) {
+    KV_EACH_CREW(crew, crews, THREADS) copy_pieces<true>(pieces, count, segment, crews, crew);
 }
 
-KV_KERNEL void kv_scatter(const Piece* pieces, unsigned count, Word64 segment, unsigned crews) {
-    KV_EACH_CREW(crew, crews) copy_pieces<false>(pieces, count, segment, crews, crew);
+KV_KERNEL(THREADS, 1) void kv_scatter(const Piece* pieces, unsigned count, Word64 segment, unsigned crews) {
+    KV_EACH_CREW(crew, crews, THREADS) copy_pieces<false>(pieces, count, segment, crews, crew);
 }
 
 // ---------------------------------------------------------------- digest
@@ -363,9 +371,14 @@ struct Lane {
     Sum upper;
 };
 
-KV_FUNCTION void end_row(Lane& lane, unsigned row) {
+// The entry of a row is asked for before the row's bytes: it is there when they are summed.
+KV_FUNCTION Word64 entry_of(const Lane& lane, unsigned row) {
     Word64 entry;
-    read(entry, (Word64)(KV_RESOLVE(lane.rows + (Word64)row * sizeof entry, sizeof entry, false)));
+    look_up(entry, (Word64)(KV_RESOLVE(lane.rows + (Word64)row * sizeof entry, sizeof entry, false)));
+    return entry;
+}
+
+KV_FUNCTION void end_row(Lane& lane, Word64 entry) {
     const Word64 upper = value(lane.upper);
     const Word64 of_row = folded(value(lane.lower) + (upper >> 31) + ((upper & 0x7fffffff) << 30));
     lane.sum = folded(lane.sum + times(of_row, entry));
@@ -414,6 +427,7 @@ KV_FUNCTION void sum_units(Lane& lane, Word64 to, Word64 from, unsigned offset, 
     while (at < bytes) {
         const unsigned left = ROW_BYTES - (offset + at) % ROW_BYTES;
         const unsigned end = left < bytes - at ? at + left : bytes;
+        const Word64 entry = entry_of(lane, (offset + at) / ROW_BYTES);
         if constexpr (sizeof(Unit) == 16) {
             for (; at + 3 * STEP < end; at += 4 * STEP) {
                 Unit first, second, third, fourth;
@@ -440,7 +454,7 @@ KV_FUNCTION void sum_units(Lane& lane, Word64 to, Word64 from, unsigned offset, 
             if (to != 0) write(to + at, unit);
             weigh(lane, unit, column_at(lane, offset + at));
         }
-        end_row(lane, (offset + end - 1) / ROW_BYTES);
+        end_row(lane, entry);
     }
 }
 
@@ -464,56 +478,90 @@ KV_FUNCTION Word64 shares_at(const DigestTotals& totals, unsigned sum) {
 
 KV_FUNCTION void add_shares(const DigestTotals& totals, unsigned index, Word64 share, unsigned bytes) {
     const Word64 sum = of_all_lanes(share);
-    if (!is_first_lane()) return;
     const Word64 place = shares_at(totals, index);
-    add(place, sum & ((1ull << DIGEST_LOW_BITS) - 1));
-    add(place + 8, sum >> DIGEST_LOW_BITS);
-    add(place + 16, bytes);
+    for (unsigned part = lane_index(); part < 3; part += CREW_READERS) {  // in one access
+        const Word64 low = sum & ((1ull << DIGEST_LOW_BITS) - 1), high = sum >> DIGEST_LOW_BITS;
+        add(place + 8 * part, part == 0 ? low : part == 1 ? high : bytes);
+    }
 }
 
-KV_FUNCTION Word64 of_lane(Word64 number, unsigned lane) {
-    return (Word64)of_lane((unsigned)(number >> 32), lane) << 32 | of_lane((unsigned)number, lane);
+// A crew's part of the list, which may lie in host memory: the lanes read five pieces at once, a word each, and five
+// more ahead.
+struct Part {
+    const DigestPiece* pieces;
+    unsigned end;
+    unsigned word;
+    unsigned next;
+};
+
+#ifdef KV_HOST
+
+KV_FUNCTION Part part_of(const DigestPiece* pieces, unsigned, unsigned end) { return {pieces, end, 0, 0}; }
+KV_FUNCTION DigestPiece piece_at(const Part& part, unsigned index, unsigned) { return part.pieces[index]; }
+
+#else
+
+constexpr unsigned PIECE_WORDS = sizeof(DigestPiece) / sizeof(unsigned);
+constexpr unsigned READ_AT_ONCE = CREW_LANES / PIECE_WORDS;
+
+// This lane's word of the pieces from `index` on.
+KV_FUNCTION unsigned word_from(const Part& part, unsigned index) {
+    unsigned word = 0;
+    if (index + lane_index() / PIECE_WORDS < part.end) {
+        read(word, (Word64)(part.pieces + index) + lane_index() * sizeof word);
+    }
+    return word;
+}
+KV_FUNCTION Part part_of(const DigestPiece* pieces, unsigned begin, unsigned end) {
+    Part part = {pieces, end, 0, 0};
+    part.next = word_from(part, begin);
+    return part;
+}
+// number: of the part's pieces before this one, all of which were asked for.
+KV_FUNCTION DigestPiece piece_at(Part& part, unsigned index, unsigned number) {
+    const unsigned first = number % READ_AT_ONCE * PIECE_WORDS;
+    if (first == 0) {
+        part.word = part.next;
+        part.next = word_from(part, index + READ_AT_ONCE);
+    }
+    const auto word = [&](unsigned place) { return of_lane(part.word, first + place); };
+    const unsigned bytes_and_sum = word(5);
+    return {(Word64)word(1) << 32 | word(0), (Word64)word(3) << 32 | word(2), word(4), (unsigned short)bytes_and_sum,
+            (unsigned short)(bytes_and_sum >> 16)};
 }
 
-// The piece that this lane of the crew has read.
-KV_FUNCTION DigestPiece piece_of(const DigestPiece& piece, unsigned lane) {
-    const unsigned bytes_and_sum = of_lane((unsigned)piece.bytes << 16 | piece.sum, lane);
-    return {of_lane(piece.from, lane), of_lane(piece.to, lane), of_lane(piece.offset, lane),
-            (unsigned short)(bytes_and_sum >> 16), (unsigned short)bytes_and_sum};
-}
+#endif
 
-// A crew takes neighbours in the list, which mostly belong to one sum: that is touched once in 32 pieces then. The list
-// may lie in host memory, so each lane reads one of the next 32 pieces, and all get it from that lane.
+// A crew takes neighbours in the list, which mostly belong to one sum: that is touched once then.
 KV_FUNCTION void sum_pieces(const DigestPiece* pieces, unsigned count, Lane lane, const DigestTotals& totals,
                             unsigned crews, unsigned crew) {
     const unsigned more = count % crews;  // crews have a piece more than the others
     const unsigned begin = count / crews * crew + (crew < more ? crew : more);
     const unsigned end = begin + count / crews + (crew < more);
-    if (begin == end) return;
-    DigestPiece read_here = {};
-    unsigned bytes = 0;
-    for (unsigned index = begin; index < end; ++index) {
-        const unsigned reader = (index - begin) % CREW_READERS;
-        if (reader == 0 && index + lane_index() < end) read_here = pieces[index + lane_index()];
-        const DigestPiece piece = piece_of(read_here, reader);
+    Part part = part_of(pieces, begin, end);
+    unsigned bytes = 0, sum = 0;
+    for (unsigned index = begin;; ++index) {
+        DigestPiece piece = {};
+        if (index < end) piece = piece_at(part, index, index - begin);
+        if (bytes != 0 && (index == end || piece.sum != sum)) {
+            add_shares(totals, sum, lane.sum, bytes);
+            lane.sum = bytes = 0;
+        }
+        if (index == end) return;
+        sum = piece.sum;
         const Word64 from = (Word64)(KV_RESOLVE(piece.from, piece.bytes, false));
         const Word64 to = piece.to == 0 ? 0 : (Word64)(KV_RESOLVE(piece.to, piece.bytes, true));
         KV_EACH_LANE(number) sum_share(lane, to, from, piece.offset, piece.bytes, number);
         bytes += piece.bytes;
-        const bool is_last = index + 1 == end || reader + 1 == CREW_READERS;
-        if (!is_last && of_lane((unsigned)read_here.sum, reader + 1) == piece.sum) continue;
-        add_shares(totals, piece.sum, lane.sum, bytes);
-        lane.sum = bytes = 0;
     }
 }
 
-// Whether all other crews have added their shares: each adds them, and then to the counter.
-KV_FUNCTION bool ends_last(const DigestTotals& totals, unsigned crews) {
+// Whether all other blocks have added their shares: the last crew of each adds to the counter, after its block has.
+KV_FUNCTION bool ends_last(const DigestTotals& totals, unsigned blocks) {
     unsigned last = 0;
     if (is_first_lane()) {
         const Word64 counter = (Word64)(KV_RESOLVE(totals.counter, sizeof(Word64), true));
-        fence_before();
-        last = add_one(counter) == crews - 1;
+        last = add_one(counter) == blocks - 1;
         if (last) take(counter);
     }
     if (of_first_lane(last) == 0) return false;
@@ -540,14 +588,18 @@ KV_FUNCTION void report_all(const DigestTotals& totals) {
     fence_for_host();
 }
 
-// columns, rows: the tables B and A, as base/digest.h gives them. The crew that ends last reports: a copy would wait
+// columns, rows: the tables B and A, as base/digest.h gives them. The block that ends last reports: a copy would wait
 // behind others for the link.
-KV_KERNEL void kv_digest(const DigestPiece* pieces, unsigned count, Word64 columns, Word64 rows, DigestTotals totals,
-                         unsigned crews) {
+KV_KERNEL(DIGEST_THREADS, DIGEST_BLOCKS_FIT)
+void kv_digest(const DigestPiece* pieces, unsigned count, Word64 columns, Word64 rows, DigestTotals totals,
+               unsigned crews) {
     const Lane lane = {columns, rows, 0, {0, 0}, {0, 0}};
-    KV_EACH_CREW(crew, crews) {
+    KV_EACH_CREW(crew, crews, DIGEST_THREADS) {
         sum_pieces(pieces, count, lane, totals, crews, crew);
-        if (ends_last(totals, crews)) report_all(totals);
+        wait_for_block();
+        constexpr unsigned OF_A_BLOCK = DIGEST_THREADS / CREW_LANES;
+        const bool counts = crew % OF_A_BLOCK == OF_A_BLOCK - 1;  // the last one, as a host runs them in turn
+        if (counts && ends_last(totals, crews / OF_A_BLOCK)) report_all(totals);
     }
 }
 

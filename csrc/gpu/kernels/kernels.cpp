@@ -13,7 +13,11 @@
 namespace kv::gpu {
 namespace {
 
-constexpr unsigned CREWS_OF_A_BLOCK = THREADS / CREW_LANES;
+// So many that each crew has a piece, but no more than these.
+unsigned blocks_for(uint32_t count, unsigned threads, unsigned blocks_max) {
+    const unsigned crews = threads / CREW_LANES;
+    return std::min(blocks_max, (count + crews - 1) / crews);
+}
 
 std::string cache_key(const Rtc& rtc, const std::string& arch) {
     std::string key = rtc.name() + "\n" + arch + "\n";
@@ -51,7 +55,7 @@ DigestSum digest_sum(const DigestShares& shares) {
 
 Kernels::Kernels(const Driver& driver, int ordinal, const KernelOptions& options)
     : driver_(driver),
-      blocks_max_(static_cast<unsigned>(driver.multiprocessors(ordinal))),
+      multiprocessors_(static_cast<unsigned>(driver.multiprocessors(ordinal))),
       report_{"", driver.arch(ordinal), ""},
       module_(load(options)),
       gather_(module_.function("kv_gather")),
@@ -79,25 +83,22 @@ Module Kernels::load(const KernelOptions& options) {
     }
 }
 
-unsigned Kernels::blocks_for(uint32_t count) const {
-    return std::min(blocks_max_, (count + CREWS_OF_A_BLOCK - 1) / CREWS_OF_A_BLOCK);
-}
-
 void Kernels::launch(Way way, Address pieces, uint32_t count, Address segment, const Stream& stream) const {
     if (count == 0) return;
-    const unsigned blocks = blocks_for(count);
-    unsigned crews = blocks * CREWS_OF_A_BLOCK;
+    const unsigned blocks = blocks_for(count, THREADS, multiprocessors_);
+    unsigned crews = blocks * (THREADS / CREW_LANES);
     void* arguments[] = {&pieces, &count, &segment, &crews};
     driver_.launch(way == Way::TO_HOST ? gather_ : scatter_, blocks, THREADS, stream.get(), arguments);
 }
 
 void Kernels::digest(Address pieces, uint32_t count, const DigestTables& tables, DigestTotals totals,
                      const Stream& stream) const {
-    const unsigned blocks = std::max(1u, blocks_for(count));  // without pieces it reports zeros
-    unsigned crews = blocks * CREWS_OF_A_BLOCK;
+    const unsigned enough = blocks_for(count, DIGEST_THREADS, DIGEST_BLOCKS * multiprocessors_);
+    const unsigned blocks = std::max(1u, enough);  // without pieces it reports zeros
+    unsigned crews = blocks * (DIGEST_THREADS / CREW_LANES);
     Address columns = tables.columns, rows = tables.rows;
     void* arguments[] = {&pieces, &count, &columns, &rows, &totals, &crews};
-    driver_.launch(digest_, blocks, THREADS, stream.get(), arguments);
+    driver_.launch(digest_, blocks, DIGEST_THREADS, stream.get(), arguments);
 }
 
 }  // namespace kv::gpu

@@ -46,11 +46,10 @@ class Kernels {
                 const Stream& stream) const;
 
   private:
-    unsigned blocks_for(uint32_t count) const;
     Module load(const KernelOptions& options);
 
     const Driver& driver_;
-    unsigned blocks_max_;
+    unsigned multiprocessors_;
     KernelReport report_;
     Module module_;
     FunctionPointer gather_;

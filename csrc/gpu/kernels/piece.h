@@ -50,6 +50,12 @@ constexpr unsigned DIGEST_LOW_BITS = 31;
 constexpr unsigned PIECE_BYTES_MAX = 8192;
 constexpr unsigned PIECES_MAX = 16384;  // of one segment
 constexpr unsigned CREW_LANES = 32;     // threads of a crew: an NVIDIA warp, half of an AMD wavefront
-constexpr unsigned THREADS = 1024;      // of a block
+constexpr unsigned THREADS = 1024;      // of a block that copies
+
+// Blocks that sum are small and few: beside an engine a block begins when its registers are free, and keeps them until
+// it ends. Four would take all of a multiprocessor's.
+constexpr unsigned DIGEST_THREADS = 256;
+constexpr unsigned DIGEST_BLOCKS_FIT = 4;  // on a multiprocessor: so a thread has 64 registers
+constexpr unsigned DIGEST_BLOCKS = 2;      // for each multiprocessor, at most
 
 }  // namespace kv::gpu
