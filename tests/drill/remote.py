@@ -27,7 +27,25 @@ def hunt(copy: Copy) -> str:
     return found or copy.failing_test(OWN_TESTS)
 
 
+ENGINE_TESTS = ("tests/unit/movers/test_remote_engine.py", "tests/unit/remote/test_valkey.py")
+
 BUGS = (
+    Bug(
+        "P1",
+        "a payload that has changed in DRAM is sent to a store",
+        "kvserver/movers/remote_checks.py",
+        r"if count != shard\.payload_bytes or [^\n]*:",
+        "if count != shard.payload_bytes:",
+        ENGINE_TESTS,
+    ),
+    Bug(
+        "P1",
+        "a payload that is copied for a store is not compared",
+        "kvserver/movers/remote_checks.py",
+        r"self\._compare\(index, digest_copy\(([^\n]*)\)\)\n",
+        r"digest_copy(\1)\n",
+        ENGINE_TESTS,
+    ),
     Bug(
         "P1",
         "a chunk is sealed although its epoch does not count any more",
