@@ -89,6 +89,15 @@ def test_after_a_clear_elsewhere_every_chunk_is_looked_for_until_the_new_log_was
     assert rig.client.lookup(chain(3, CHUNKS)).coming == 0
 
 
+def test_every_chunk_is_looked_for_until_all_announcements_were_read() -> None:
+    rig = Announcing(mark(4, WRITTEN), is_all=False)
+    for seed in (2, 3, 4):
+        assert rig.client.lookup(chain(seed, CHUNKS)).coming == CHUNKS
+    rig.hear()
+    assert rig.client.lookup(chain(5, CHUNKS)).coming == CHUNKS, "one is tried all the same"
+    assert rig.client.lookup(chain(6, CHUNKS)).coming == 0
+
+
 def test_after_its_mover_has_ended_every_chunk_is_looked_for_until_all_was_heard() -> None:
     rig = Announcing()
     rig.handle(MoverGone(rig.mover, "signal 9"))
