@@ -17,20 +17,14 @@ from kvserver.remote.store import Store
 from kvserver.remote.valkey import Settings, ValkeyStore
 from tests.process.campaign import counted
 from tests.process.remote_faults.life import Life
-from tests.rigs.azure_server import AzureServer
+from tests.rigs import object_stores
 from tests.rigs.fault_proxy import FaultProxy
 from tests.rigs.mooncake_server import ListableObjects, MooncakeServer, open_mooncake
-from tests.rigs.s3_server import S3Server, cloud_objects, s3_store
 from tests.rigs.valkey_server import ValkeyServer
 
 DEADLINES = {"probe_s": 0.25, "bulk_s": 0.25, "note_s": 0.25, "connect_s": 0.25}
 TURNS_A_FAULT = 60
 """Turns within which a fault must have happened: a campaign without faults shows nothing."""
-OBJECT_STORES = {
-    "s3": (S3Server, s3_store, cloud_objects),
-    "azure": (AzureServer, AzureServer.store, AzureServer.objects),
-}
-"""Kind -> a server, how a store there is opened, and its driver."""
 PART = 500
 """Faults in the stream to a Valkey after which a new process goes on."""
 
@@ -83,11 +77,11 @@ def damaged_stream(port: int, faults: int, seed: int, chance: float = 0.04) -> C
 
 def run_http_proxy(faults: int, seed: int, chance: float = 0.04, *, kind: str) -> str:
     """The server of an object store behind a proxy that damages the stream."""
-    starts, opens, _ = OBJECT_STORES[kind]
-    with starts() as server, FaultProxy(server.port, seed, 0) as proxy:
+    rig = object_stores.KINDS[kind]
+    with rig.server() as server, FaultProxy(server.port, seed, 0) as proxy:
         life = Life(seed)
         waits = Waits(probe_s=0.25, bulk_s=0.25, note_s=0.25, announced_every_s=0)
-        store = opens(server, f"seed{seed}", port=proxy.port, waits=waits, only_looks=True)
+        store = rig.store(server, f"seed{seed}", port=proxy.port, waits=waits, only_looks=True)
         proxy.chance = chance
         return counted(_lived(life, store, proxy, faults))
 
@@ -105,10 +99,10 @@ def _lived(life: Life, store: Store, proxy: FaultProxy, faults: int) -> Counter[
 
 def run_objects(faults: int, seed: int, *, kind: str) -> str:
     """An object store whose objects somebody changes: flipped, cut, longer, zeroed, swapped, older, removed."""
-    starts, opens, driver = OBJECT_STORES[kind]
-    with starts() as server:
+    rig = object_stores.KINDS[kind]
+    with rig.server() as server:
         prefix = f"seed{seed}"
-        return _spoilt_objects(opens(server, prefix), driver(server, prefix), faults, seed)
+        return _spoilt_objects(rig.store(server, prefix), rig.driver(server, prefix), faults, seed)
 
 
 def run_mooncake(faults: int, seed: int) -> str:
