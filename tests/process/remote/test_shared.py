@@ -10,6 +10,7 @@ import pytest
 
 from tests.process.engine import Engine, prompt
 from tests.process.harness import Server, resume, stop, until
+from tests.rigs.azure_server import AzureServer
 from tests.rigs.mooncake_server import MooncakeServer
 from tests.rigs.s3_server import S3Server
 from tests.rigs.tls_server import make_certificates, tls_server
@@ -24,17 +25,26 @@ def s3() -> Iterator[S3Server]:
         yield server
 
 
-HEAVY = [pytest.param(kind, marks=pytest.mark.stores) for kind in ("s3", "mooncake")]
+@pytest.fixture(scope="module")
+def azure() -> Iterator[AzureServer]:
+    with AzureServer() as server:
+        yield server
 
 
-@pytest.fixture(params=["directory", "valkey", *HEAVY])
+S3, MOONCAKE, AZURE = (pytest.param(kind, marks=pytest.mark.stores) for kind in ("s3", "mooncake", "azure"))
+KINDS = ["directory", "valkey", S3, MOONCAKE]
+with_azure = pytest.mark.parametrize("url", [*KINDS, AZURE], indirect=True)
+"""For what a store does itself. The rest is the server's, and Azure shares that with S3."""
+
+
+@pytest.fixture(params=KINDS)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """URL of an empty store, with what it needs."""
     if request.param == "directory":
         yield f"file://{tmp_path}"
         return
-    if request.param == "s3":
-        yield request.getfixturevalue("s3").url(tmp_path)
+    if request.param in ("s3", "azure"):
+        yield request.getfixturevalue(request.param).url(tmp_path)
         return
     if request.param == "mooncake":
         with MooncakeServer() as mooncake:
@@ -81,6 +91,7 @@ def counted(server: Server, name: str) -> int:
     return found
 
 
+@with_azure
 def test_a_prompt_that_was_used_twice_on_one_server_comes_back_on_the_other(url: str) -> None:
     story = prompt(3, CHUNKS)
     with machines(url) as (one, first, other, second):
@@ -116,6 +127,7 @@ def test_a_lookup_says_that_more_may_come_and_does_not_wait(url: str) -> None:
         assert second.retrieve(story) == CHUNKS
 
 
+@with_azure
 def test_a_clear_on_one_server_reaches_the_other(url: str) -> None:
     story, later = prompt(5, CHUNKS), prompt(6, CHUNKS - 2)
     with machines(url, write="through") as (one, first, other, second):
@@ -147,15 +159,16 @@ def test_a_brain_that_missed_a_clear_drops_what_was_cleared(url: str, dies: bool
         assert second.lookup(story).chunks == 0
 
 
-@pytest.mark.parametrize("kind", ["valkey", *HEAVY])
+@pytest.mark.parametrize("kind", ["valkey", S3, MOONCAKE, AZURE])
 def test_a_store_that_stops_answering_delays_no_lookup_and_is_used_again(kind: str, tmp_path: Path) -> None:
     stories = [prompt(seed, CHUNKS) for seed in range(10, 14)]
-    servers = {"valkey": ValkeyServer, "s3": S3Server, "mooncake": MooncakeServer}
+    servers = {"valkey": ValkeyServer, "s3": S3Server, "mooncake": MooncakeServer, "azure": AzureServer}
     with servers[kind]() as server:
         url = {
             "valkey": lambda: f"valkey://127.0.0.1:{server.port}",
             "s3": lambda: server.url(tmp_path),
             "mooncake": lambda: server.url,
+            "azure": lambda: server.url(tmp_path),
         }[kind]()
         store = server.master if kind == "mooncake" else server
         with machines(url, write="through") as (one, first, _, second):

@@ -13,10 +13,10 @@ from tests.process.remote_faults.clears import run_clears
 from tests.process.remote_faults.outages import KINDS, run_outages
 from tests.process.remote_faults.scenarios import (
     run_files,
+    run_http_proxy,
     run_mooncake,
     run_objects,
     run_proxy,
-    run_s3_proxy,
     run_values,
 )
 
@@ -38,10 +38,13 @@ def main() -> int:
         "proxy, many faults": partial(run_proxy, share, options.seed + 1, 0.12),
         # A call of S3 takes some twenty times as long as one of a Valkey.
         "objects of mooncake": partial(run_mooncake, share // 4, options.seed),
-        "objects": partial(run_objects, share // 4, options.seed),
-        "proxy of s3": partial(run_s3_proxy, share // 4, options.seed),
+        "objects": partial(run_objects, share // 4, options.seed, kind="s3"),
+        "objects of azure": partial(run_objects, share // 4, options.seed, kind="azure"),
+        "proxy of s3": partial(run_http_proxy, share // 4, options.seed, kind="s3"),
+        "proxy of azure": partial(run_http_proxy, share // 4, options.seed, kind="azure"),
         "outages of a valkey": partial(run_outages, options.outages, options.stopped_s, options.seed),
         "outages of s3": partial(run_outages, options.outages // 4, options.stopped_s, options.seed, kind="s3"),
+        "outages of azure": partial(run_outages, options.outages // 4, options.stopped_s, options.seed, kind="azure"),
         "outages of a directory": partial(
             run_outages, options.outages // 4, options.stopped_s, options.seed, kind="directory"
         ),

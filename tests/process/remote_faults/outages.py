@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +22,7 @@ from kvclient import Found
 from tests.process.campaign import counted
 from tests.process.engine import Engine, Prompt, prompt
 from tests.process.harness import Server, until
+from tests.rigs.azure_server import AzureServer
 from tests.rigs.mooncake_server import MooncakeServer, Process
 from tests.rigs.s3_server import S3Server
 from tests.rigs.valkey_server import ValkeyServer
@@ -211,8 +213,8 @@ class Fleet:
 
 
 @contextmanager
-def s3() -> Iterator[tuple[str, Stoppable]]:
-    with S3Server() as server, tempfile.TemporaryDirectory(prefix="kv-key-") as folder:
+def objects(starts: type[S3Server | AzureServer]) -> Iterator[tuple[str, Stoppable]]:
+    with starts() as server, tempfile.TemporaryDirectory(prefix="kv-key-") as folder:
         yield f"{server.url(Path(folder))}&", server
 
 
@@ -251,7 +253,8 @@ def mooncake_node_killed() -> Iterator[tuple[str, Stoppable]]:
 KINDS = {
     "valkey": valkey,
     "directory": mounted,
-    "s3": s3,
+    "s3": partial(objects, S3Server),
+    "azure": partial(objects, AzureServer),
     "mooncake master": mooncake_master,
     "mooncake node": mooncake_node,
     "mooncake master, killed": mooncake_master_killed,

@@ -17,9 +17,9 @@ from kvserver.remote.store import Store
 from kvserver.remote.valkey import Settings, ValkeyStore
 from tests.process.campaign import counted
 from tests.process.remote_faults.life import Life
+from tests.rigs import object_stores
 from tests.rigs.fault_proxy import FaultProxy
 from tests.rigs.mooncake_server import ListableObjects, MooncakeServer, open_mooncake
-from tests.rigs.s3_server import S3Server, cloud_objects, s3_store
 from tests.rigs.valkey_server import ValkeyServer
 
 DEADLINES = {"probe_s": 0.25, "bulk_s": 0.25, "note_s": 0.25, "connect_s": 0.25}
@@ -75,12 +75,13 @@ def damaged_stream(port: int, faults: int, seed: int, chance: float = 0.04) -> C
         return _lived(life, store, proxy, faults)
 
 
-def run_s3_proxy(faults: int, seed: int, chance: float = 0.04) -> str:
-    """An S3 server behind a proxy that damages the stream."""
-    with S3Server() as server, FaultProxy(server.port, seed, 0) as proxy:
+def run_http_proxy(faults: int, seed: int, chance: float = 0.04, *, kind: str) -> str:
+    """The server of an object store behind a proxy that damages the stream."""
+    rig = object_stores.KINDS[kind]
+    with rig.server() as server, FaultProxy(server.port, seed, 0) as proxy:
         life = Life(seed)
         waits = Waits(probe_s=0.25, bulk_s=0.25, note_s=0.25, announced_every_s=0)
-        store = s3_store(server, f"seed{seed}", port=proxy.port, waits=waits, only_looks=True)
+        store = rig.store(server, f"seed{seed}", port=proxy.port, waits=waits, only_looks=True)
         proxy.chance = chance
         return counted(_lived(life, store, proxy, faults))
 
@@ -96,11 +97,12 @@ def _lived(life: Life, store: Store, proxy: FaultProxy, faults: int) -> Counter[
     return Counter({**proxy.faults, **life.seen})
 
 
-def run_objects(faults: int, seed: int) -> str:
-    """An S3 server whose objects somebody changes: flipped, cut, longer, zeroed, swapped, older, removed."""
-    with S3Server() as server:
+def run_objects(faults: int, seed: int, *, kind: str) -> str:
+    """An object store whose objects somebody changes: flipped, cut, longer, zeroed, swapped, older, removed."""
+    rig = object_stores.KINDS[kind]
+    with rig.server() as server:
         prefix = f"seed{seed}"
-        return _spoilt_objects(s3_store(server, prefix), cloud_objects(server, prefix), faults, seed)
+        return _spoilt_objects(rig.store(server, prefix), rig.driver(server, prefix), faults, seed)
 
 
 def run_mooncake(faults: int, seed: int) -> str:

@@ -7,12 +7,14 @@ from tests.process.remote_faults.clears import run_clears
 from tests.process.remote_faults.scenarios import (
     damaged_stream,
     run_files,
+    run_http_proxy,
     run_mooncake,
     run_objects,
-    run_s3_proxy,
     run_values,
 )
 from tests.rigs.valkey_server import ValkeyServer
+
+KINDS = ["s3", pytest.param("azure", marks=pytest.mark.stores)]
 
 
 def test_no_byte_of_a_damaged_value_is_delivered() -> None:
@@ -28,8 +30,9 @@ def test_no_byte_of_a_damaged_stream_is_delivered() -> None:
         assert damaged_stream(server.port, 60, seed=3)["right"] > 0
 
 
-def test_no_byte_of_a_damaged_object_is_delivered() -> None:
-    assert "right" in run_objects(40, seed=3)
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_byte_of_a_damaged_object_is_delivered(kind: str) -> None:
+    assert "right" in run_objects(40, seed=3, kind=kind)
 
 
 @pytest.mark.stores
@@ -37,8 +40,9 @@ def test_no_byte_of_a_damaged_object_of_mooncake_is_delivered() -> None:
     assert "right" in run_mooncake(40, seed=3)
 
 
-def test_no_byte_of_a_damaged_answer_of_s3_is_delivered() -> None:
-    assert "right" in run_s3_proxy(30, seed=3)
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_byte_of_a_damaged_answer_is_delivered(kind: str) -> None:
+    assert "right" in run_http_proxy(30, seed=3, kind=kind)
 
 
 def test_nothing_of_a_cleared_namespace_comes_to_a_server_that_cannot_read_its_note() -> None:
