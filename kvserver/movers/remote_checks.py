@@ -22,11 +22,8 @@ class CheckedSources:
         self._name, self._head, self._payloads = name, head, payloads
         self._is_right = [False] * len(payloads)
 
-    def __len__(self) -> int:
-        return len(self._payloads)
-
     def __iter__(self) -> Iterator[memoryview]:
-        return (self[index] for index in range(len(self)))
+        return (self[index] for index in range(len(self._payloads)))
 
     def __getitem__(self, index: int) -> memoryview:
         """Raises WrongSource. It is summed once."""

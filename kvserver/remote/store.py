@@ -37,13 +37,14 @@ class WrongSource(Exception):
 class Sources(Protocol):
     """Payloads of a chunk on their way to a store, one for each shard of its head."""
 
-    def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[memoryview]: ...
+    def __iter__(self) -> Iterator[memoryview]:
+        """All payloads. Raises WrongSource."""
+
     def __getitem__(self, index: int) -> memoryview:
-        """One payload. Raises WrongSource, as all of these."""
+        """One payload. Raises WrongSource."""
 
     def copy_to(self, target: memoryview, index: int) -> None:
-        """Copies one payload into memory of its size. Other threads go on meanwhile."""
+        """Copies one payload into memory of its size. Other threads go on meanwhile. Raises WrongSource."""
 
 
 class Facts(NamedTuple):

@@ -22,6 +22,7 @@ import pytest
 from kvserver.remote.objects.clouds import CloudObjects, Place
 from kvserver.remote.objects.store import ObjectStore, Waits
 from kvserver.remote.secrets import SecretSource
+from tests.rigs.private_file import private_file
 from tests.rigs.s3_server import UNHURRIED
 
 STARTS_WITHIN_S = 60
@@ -71,10 +72,8 @@ class AzureServer:
         return f"http://127.0.0.1:{self.port}/{ACCOUNT}"
 
     def url(self, folder: Path) -> str:
-        """Where an empty store is, as servers are told. The folder gets the file of the key, and names the prefix."""
-        key = folder / "azure-key"
-        key.touch(mode=0o600)
-        key.write_text(KEY)
+        """The URL of an empty store, for servers. The folder gets the file of the key, and names the prefix."""
+        key = private_file(folder / "azure-key", KEY)
         return f"az://{CONTAINER}/{folder.name}?endpoint={self.endpoint}&username={ACCOUNT}&password_file={key}"
 
     def stop(self) -> None:

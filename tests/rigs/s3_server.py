@@ -18,6 +18,7 @@ import pytest
 
 from kvserver.remote.objects.store import ObjectStore, Waits
 from kvserver.remote.secrets import SecretSource
+from tests.rigs.private_file import private_file
 
 if TYPE_CHECKING:
     from kvserver.remote.objects.clouds import CloudObjects
@@ -62,10 +63,8 @@ class S3Server:
         return f"{'http' if self._certificates is None else 'https'}://127.0.0.1:{self.port}"
 
     def url(self, folder: Path) -> str:
-        """Where an empty store is, as servers are told. The folder gets the file of the key, and names the prefix."""
-        key = folder / "s3-key"
-        key.touch(mode=0o600)
-        key.write_text(KEY)
+        """The URL of an empty store, for servers. The folder gets the file of the key, and names the prefix."""
+        key = private_file(folder / "s3-key", KEY)
         return f"s3://{BUCKET}/{folder.name}?endpoint={self.endpoint}&username={KEY_ID}&password_file={key}"
 
     def __enter__(self) -> Self:

@@ -19,6 +19,7 @@ from tests.process.engine import Engine, Prompt, prompt
 from tests.process.harness import Server, until
 from tests.process.short_leases import ShortLeaseServer
 from tests.rigs.fault_proxy import FaultProxy
+from tests.rigs.private_file import private_file
 from tests.rigs.valkey_server import ValkeyServer
 
 CHUNKS = 3
@@ -119,9 +120,7 @@ def run_clears(rounds: int, seed: int, *, short: bool) -> str:
         ValkeyServer() as valkey,
         FaultProxy(valkey.port, seed, chance=0.0) as proxy,
     ):
-        password = Path(folder) / "password"
-        password.touch(mode=0o600)
-        password.write_text(PASSWORD)
+        password = private_file(Path(folder) / "password", PASSWORD)
         valkey.ask("ACL", "SETUSER", USER, "on", f">{PASSWORD}", "&*", "+@all", *ALL)
         options = "tokens_min=0&write=through"
         named = f"{options}&username={USER}&password_file={password}"

@@ -47,7 +47,7 @@ def run_proxy(faults: int, seed: int, chance: float = 0.04) -> str:
 
 
 def _in_a_process(faults: int, seed: int, chance: float) -> Counter[str] | None:
-    """What was seen there. None: its library aborted it."""
+    """Returns what was seen there; None if its library aborted it."""
     context = multiprocessing.get_context("spawn")
     told, tells = context.Pipe(duplex=False)
     with ValkeyServer() as server:
