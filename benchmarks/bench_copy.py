@@ -8,7 +8,7 @@ a memory-bound kernel back to back. Requests go through the real socket; block i
 
 A burst is about 6 GiB of requests, four in flight; GB/s = its bytes / the time from its first call to its last
 completed future. `single_*`: one request at a time, in ms, from the call (for a retrieve: after its lookup) to the
-completed future; its ceiling is one contiguous copy of the same bytes.
+completed future; the medians of the rounds, of at most 47 each. Its ceiling is one contiguous copy of the same bytes.
 
 Ceiling: one contiguous asynchronous copy of 256 MiB between pinned host memory and the device, the best of three
 next to each burst, with the engine idle; `link_*`: the same with the engine busy. `engine_*`: the engine's rate
@@ -187,6 +187,7 @@ class Case:
         self.speeds: dict[str, list[float]] = {"store": [], "retrieve": []}
         self.ceilings: dict[str, list[float]] = {"store": [], "retrieve": []}
         self.kept: dict[str, list[float]] = {"store": [], "retrieve": []}
+        self.singles: dict[str, list[float]] = {"store": [], "retrieve": []}
 
     def round(self, number: int, link: Link, engine: Engine, engine_kind: str) -> None:
         burst = self.pool.burst(self.client, number)
@@ -201,12 +202,17 @@ class Case:
                 self.kept[kind].append(rate / alone if alone else 1.0)
         if number in (0, ROUNDS - 1):
             burst.compare()
-        if number < ROUNDS - 1:
+        self.client.clear(self.pool.namespace)
+        if engine_kind == "idle":
+            burst = self.pool.burst(self.client, ROUNDS + number)
+            self.pool.fill()
+            for kind, medians in self.singles.items():
+                took_ms = statistics.median(singles(burst, kind))
+                if number:
+                    medians.append(took_ms)
             self.client.clear(self.pool.namespace)
 
     def report(self, rows: Rows, mode: str, engine_kind: str) -> None:
-        burst = self.pool.burst(self.client, ROUNDS)
-        self.pool.fill()
         for kind in ("store", "retrieve"):
             case = f"{mode}_{engine_kind}_{kind}_{self.name}"
             rows.add(case, self.speeds[kind], "GB/s", ceilings=self.ceilings[kind])
@@ -214,12 +220,10 @@ class Case:
                 link_gbps = statistics.median(self.ceilings[kind])
                 CEILINGS[kind] = max(CEILINGS[kind], link_gbps)
                 link_ms = self.pool.request_bytes / link_gbps / 1e6
-                times_ms = singles(burst, kind)
-                rows.add(f"single_{case}", times_ms, "ms", ceilings=[link_ms] * len(times_ms))
+                rows.add(f"single_{case}", self.singles[kind], "ms", ceilings=[link_ms] * len(self.singles[kind]))
             else:
                 rows.add(f"engine_{case}", self.kept[kind], "of alone")
         self.client.unregister(self.pool.cache).result(60)
-        self.client.clear(self.pool.namespace)
 
 
 def measure(
