@@ -13,10 +13,11 @@ Azure nothing but threads bounds our requests, so there the ceiling has as many 
 each side drops its chunks before the other's turn.
 Rate = payload bytes / time. A second row has the processor time of this process for each GB; the server's is not in it.
 
---lookups: what a lookup of 12 chunks costs a client. Four servers, one without a store and three with a Valkey: one
+--lookups: what a lookup of 12 chunks costs a client. Five servers, two without a store and three with a Valkey: one
 that answers, one that is stopped, one that is dead; the last two are left alone by then. A round asks each of them
-500 times, by turns, for prompts that it has and for prompts that nobody has. Ceiling: the server without a store in
-the same round.
+500 times, by turns, for prompts that it has and for prompts that nobody has. Ceiling: the first server without a store
+in the same round. The second one, `twin`, shows what differs between equal servers. All are started anew after every
+seven rounds, because where a server lies and runs makes a difference of its own.
 """
 
 import ctypes
@@ -56,7 +57,10 @@ MIB = 1 << 20
 SHAPES = {"1x1m": ([MIB], 256), "1x4m": ([4 * MIB], 64), "8x4m": ([4 * MIB] * 8, 32)}
 """Shards of a chunk, and chunks of a round."""
 DEADLINE_S = 30.0
-STATES = ("none", "healthy", "stopped", "dead")
+STATES = ("none", "twin", "healthy", "stopped", "dead")
+BARE = ("none", "twin")
+"""Without a store."""
+ROUNDS_OF_SERVERS = 7
 """States of the stores whose servers are asked."""
 WARM_UP = 1
 """Rounds that do not count. Memory is new in them, the server's and ours, and new pages cost more than copies."""
@@ -381,13 +385,13 @@ def servers() -> Iterator[dict[str, Engine]]:
         engines = {}
         for state in STATES:
             settings = {}
-            if state != "none":
+            if state not in BARE:
                 store = held.enter_context(ValkeyServer())
                 settings["remotes"] = f"fleet=valkey://127.0.0.1:{store.port}?tokens_min=0"
             server = held.enter_context(Server(**settings))
             engines[state] = held.enter_context(Engine(server.path)).ready()
             assert engines[state].store(prompt(1, LOOKUP_CHUNKS)).chunks == LOOKUP_CHUNKS
-            if state != "none":
+            if state not in BARE:
                 until("announcements to be read", lambda server=server: server.status().remote.namespaces_heard)
             if state == "stopped":
                 store.stop()
@@ -419,18 +423,24 @@ def asked(engine: Engine, wanted: Sequence[Prompt], chunks: int) -> list[float]:
 
 
 def lookups(rows: Rows, rounds: int, count: int) -> None:
-    held = [prompt(1, LOOKUP_CHUNKS)] * count
     seen: dict[tuple[str, str, int], list[float]] = {}
-    with servers() as engines:
-        for number in range(rounds):
-            for state in STATES if number % 2 else reversed(STATES):
-                unknown = [prompt(next(SEEDS), LOOKUP_CHUNKS) for _ in range(count)]
-                for what, wanted, chunks in (("hit", held, LOOKUP_CHUNKS), ("miss", unknown, 0)):
-                    took = asked(engines[state], wanted, chunks)
-                    for percent in (50, 99):
-                        seen.setdefault((what, state, percent), []).append(took[len(took) * percent // 100])
+    for begin in range(0, rounds, ROUNDS_OF_SERVERS):
+        with servers() as engines:
+            for number in range(begin, min(begin + ROUNDS_OF_SERVERS, rounds)):
+                for state in STATES if number % 2 else reversed(STATES):
+                    asked_both(engines[state], state, count, seen)
     for (what, state, percent), values in sorted(seen.items()):
         rows.add(f"lookup_{what}_{state}_p{percent}", values, "us", ceilings=seen[what, "none", percent])
+
+
+def asked_both(engine: Engine, state: str, count: int, seen: dict[tuple[str, str, int], list[float]]) -> None:
+    """Looks up a prompt that the server has, and prompts that nobody has."""
+    held = [prompt(1, LOOKUP_CHUNKS)] * count
+    unknown = [prompt(next(SEEDS), LOOKUP_CHUNKS) for _ in range(count)]
+    for what, wanted, chunks in (("hit", held, LOOKUP_CHUNKS), ("miss", unknown, 0)):
+        took = asked(engine, wanted, chunks)
+        for percent in (50, 99):
+            seen.setdefault((what, state, percent), []).append(took[len(took) * percent // 100])
 
 
 def main() -> int:
