@@ -10,7 +10,7 @@ from array import array
 
 from kvserver.index.eviction import STORED
 from kvserver.index.space import Node, Space
-from kvserver.remote.chunk_value import Head, Shard, encode, fragment_bytes_for
+from kvserver.remote.chunk_value import SHARDS_MAX, Head, Shard, encode, fragment_bytes_for
 from kvserver.service.remote import announcements
 from kvserver.service.requests import mismatches
 from kvserver.service.state.core import MILLISECOND_NS, Core
@@ -86,10 +86,11 @@ def _parts(space: Space, node: Node) -> list[int]:
 
 
 def _is_wanted(core: Core, tier: RemoteTier, space: Space, node: Node, now_ns: int) -> bool:
-    """It is served, all that a prefix needs of it is in DRAM, and the chunk before is there or goes there."""
+    """It is served, all that a prefix needs of it is in DRAM, a head has room for it, and the chunk before is there or
+    goes there."""
     parent = node.parent
     above = parent is not None and (parent.depth == 0 or parent.queued & tier.mark_bit)
-    is_here = core.chunks.serves(space, node) and space.is_whole(node)
+    is_here = core.chunks.serves(space, node) and space.is_whole(node) and len(_parts(space, node)) <= SHARDS_MAX
     return bool(is_here and above and not _is_left_out(core, tier, space, node, now_ns))
 
 

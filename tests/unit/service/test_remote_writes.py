@@ -2,11 +2,11 @@
 
 import pytest
 
-from kvserver.remote.chunk_value import decode
+from kvserver.remote.chunk_value import SHARDS_MAX, decode
 from kvserver.service.base.events import Tick
-from kvserver.wire.messages import KEY_BYTES
-from kvserver.wire.orders import PutRemote, RemoteEnded
-from tests.rigs.brain_rig import chain, key
+from kvserver.wire.messages import GROUPS_MAX, KEY_BYTES, GroupBlocks, GroupSpec, RegionRun
+from kvserver.wire.orders import PutRemote, ReadRemoteNote, RemoteEnded, RemoteNoteRead
+from tests.rigs.brain_rig import CHUNK_TOKENS, Client, chain, ids, key
 from tests.rigs.remote_rig import EPOCH, RemoteRig
 
 CHUNKS = 5
@@ -75,3 +75,22 @@ def test_a_prompt_that_branches_is_offered_again_as_far_as_it_is_used() -> None:
     end(rig, ordered(rig), chunk_1="remote-slow", chunk_2="remote-slow", chunk_3="remote-slow")
     rig.client.lookup(KEYS[: 3 * KEY_BYTES])
     assert places(ordered(rig)) == [1, 2]
+
+
+@pytest.mark.parametrize(("groups", "ranks"), [(6, 41), (13, 19), (GROUPS_MAX, 16)])
+def test_a_chunk_with_more_shards_than_a_head_has_room_for_stays_here(groups: int, ranks: int) -> None:
+    rig = RemoteRig(write="through")
+    client, namespace, keys = Client(rig), bytes(range(32)), chain(2, 1)
+    caches = []
+    for rank in range(ranks):
+        run = RegionRun(0, 0, 1, 0, 16, 16)
+        specs = [GroupSpec(CHUNK_TOKENS, 2, "full", 0, ranks, rank, 1, 0, [run])] * groups
+        caches.append(client.register(specs, name=f"rank {rank}", namespace=namespace).cache)
+    rig.handle(Tick())
+    note = rig.asked(ReadRemoteNote)[-1]
+    rig.report(rig.mover, RemoteNoteRead(note.job, "", "here", EPOCH, b""))
+    for cache in caches:
+        client.cache = cache
+        client.ask(client.storing(keys, *(GroupBlocks(group, 0, ids(0)) for group in range(groups))))
+    assert client.lookup(keys, namespace).chunks == 1
+    assert len(ordered(rig)) == (1 if groups * ranks <= SHARDS_MAX else 0)
