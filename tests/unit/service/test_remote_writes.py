@@ -4,9 +4,10 @@ import pytest
 
 from kvserver.remote.chunk_value import SHARDS_MAX, decode
 from kvserver.service.base.events import Tick
+from kvserver.service.remote import writes
 from kvserver.wire.messages import GROUPS_MAX, KEY_BYTES, GroupBlocks, GroupSpec, RegionRun
 from kvserver.wire.orders import PutRemote, ReadRemoteNote, RemoteEnded, RemoteNoteRead
-from tests.rigs.brain_rig import CHUNK_TOKENS, Client, chain, ids, key
+from tests.rigs.brain_rig import BLOCKS, CHUNK_TOKENS, Client, chain, ids, key
 from tests.rigs.remote_rig import EPOCH, RemoteRig
 
 CHUNKS = 5
@@ -75,6 +76,47 @@ def test_a_prompt_that_branches_is_offered_again_as_far_as_it_is_used() -> None:
     end(rig, ordered(rig), chunk_1="remote-slow", chunk_2="remote-slow", chunk_3="remote-slow")
     rig.client.lookup(KEYS[: 3 * KEY_BYTES])
     assert places(ordered(rig)) == [1, 2]
+
+
+class Unreadable:
+    """An engine with a namespace whose note the store does not let this server read, beside the rig's own engine."""
+
+    def __init__(self, rig: RemoteRig) -> None:
+        self._rig, self.namespace = rig, bytes(range(32))
+        run = RegionRun(0, 0, 1, 0, 16, 16)
+        self.client = Client(rig).register(
+            [GroupSpec(2, BLOCKS, "full", 0, 1, 0, 1, 0, [run])], namespace=self.namespace
+        )
+        rig.wait_ms(1_100)
+        self.answer()
+
+    def answer(self) -> None:
+        """The store answers all reads of notes."""
+        jobs = self._rig.core.remotes[0].jobs
+        for order in [order for order in self._rig.asked(ReadRemoteNote) if order.job in jobs]:
+            fault, state = ("remote-denied", "absent") if order.namespace == self.namespace else ("", "here")
+            self._rig.report(self._rig.mover, RemoteNoteRead(order.job, fault, state, EPOCH, b""))
+
+
+def test_a_namespace_whose_note_cannot_be_read_keeps_no_other_one_from_being_written() -> None:
+    rig = RemoteRig(write="through")
+    denied = Unreadable(rig)
+    for seed in range(30, 50):
+        denied.client.store(chain(seed, 3))
+    assert ordered(rig) == []
+    rig.client.store(KEYS)
+    assert sorted(places(ordered(rig))) == list(range(CHUNKS))
+
+
+def test_a_namespace_whose_note_cannot_be_read_does_not_fill_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writes, "QUEUE_MAX", CHUNKS + 1)
+    rig = RemoteRig(write="through")
+    denied = Unreadable(rig)
+    for seed in range(30, 50):
+        denied.client.store(chain(seed, 3))
+        rig.handle(Tick())
+    rig.client.store(KEYS)
+    assert sorted(places(ordered(rig))) == list(range(CHUNKS))
 
 
 @pytest.mark.parametrize(("groups", "ranks"), [(6, 41), (13, 19), (GROUPS_MAX, 16)])
