@@ -206,6 +206,7 @@ class Shell:
             names=config.http_names,
             config=msgspec.to_builtins(config),
             admin=admin,
+            silent_max=self._share.silent,
         )
         http.start()
         return http

@@ -22,13 +22,17 @@ OFFERS_PER_SESSION = 64
 OFFERS_MIN = 64
 STRANGERS_MIN, STRANGERS_MAX = 32, 1024
 """Bounds on connections without a session, at each of the two doors."""
+SILENT_MIN, SILENT_MAX = 32, 448
+"""Bounds on HTTP connections that have not sent their request. With 448, a flood of 10,000 connections a second leaves
+each of them 45 ms to send it."""
 MOVERS = 2 * 64
 """A socket and a pidfd for each possible mover (state.Bounds)."""
 EVENTS = 1300
 """Subscribers at the two sockets, refused ones, and connections that ZeroMQ accepts before it reports them
 (connection_limit.py)."""
 OTHERS = 192
-"""HTTP (64), the log, the ledger, libraries, and descriptors that are open for a moment."""
+"""HTTP connections that are being answered (64), the log, the ledger, libraries, and descriptors that are open for a
+moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,8 @@ class Share:
     """Offered descriptors that no mover has yet, of all sessions together, in addition to OFFERS_EACH."""
     strangers: int
     """Connections without a session, at each of the two doors."""
+    silent: int
+    """HTTP connections that have not sent their request."""
 
 
 def raise_limit() -> None:
@@ -63,7 +69,7 @@ def share(config: Config, limit: int) -> Share:
     if limit == resource.RLIM_INFINITY:
         limit = 1 << 30
     fixed = OTHERS + MOVERS + (EVENTS if config.events_endpoint else 0)
-    spare = limit - fixed - OFFERS_MIN - 2 * STRANGERS_MIN
+    spare = limit - fixed - OFFERS_MIN - 2 * STRANGERS_MIN - SILENT_MIN
     sessions = min(config.sessions_max, spare // SESSION)
     if sessions < 1:
         needed = limit - spare + SESSION
@@ -75,4 +81,6 @@ def share(config: Config, limit: int) -> Share:
     spare -= sessions * SESSION
     strangers = min(STRANGERS_MAX, STRANGERS_MIN + spare // 8)
     spare -= 2 * (strangers - STRANGERS_MIN)
-    return Share(sessions, min(sessions * OFFERS_PER_SESSION, OFFERS_MIN + spare), strangers)
+    silent = min(SILENT_MAX, SILENT_MIN + spare // 4)
+    spare -= silent - SILENT_MIN
+    return Share(sessions, min(sessions * OFFERS_PER_SESSION, OFFERS_MIN + spare), strangers, silent)

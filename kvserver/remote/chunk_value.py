@@ -22,6 +22,8 @@ VALUE_BYTES_MAX = 8 << 20
 INLINE_BYTES_MAX = 1 << 20
 """Bytes that such payloads may have on average. Larger ones lie in fragments."""
 FRAGMENT_BYTES_MAX = 8 << 20
+FRAGMENTS_MAX = 1 << 16
+"""Fragments of a chunk that is read: twice as many as the largest has that is written. A probe names each of them."""
 CHECK_BYTES = 16
 FIXED = struct.Struct("<8sHHI32s32s32sQQQ")
 """Magic, format, shards, bytes of a fragment (0: payloads follow), namespace, key, parent, epoch, write, time."""
@@ -183,6 +185,9 @@ def decode(value: bytes | memoryview) -> Head:
     if _check(value[: end - CHECK_BYTES]) != bytes(value[end - CHECK_BYTES : end]):
         raise WrongValue("check", "is damaged: its bytes and its check differ")
     shards = tuple(map(Shard._make, SHARD.iter_unpack(value[FIXED.size : end - CHECK_BYTES])))
+    fragments = sum(-(-shard.payload_bytes // fragment_bytes) for shard in shards) if fragment_bytes else 0
+    if fragments > FRAGMENTS_MAX:
+        raise WrongValue("fragments", f"has {fragments} fragments; expected {FRAGMENTS_MAX} at most")
     return Head(namespace, key, parent, epoch, write, written_s, shards, fragment_bytes)
 
 

@@ -5,7 +5,7 @@ found any more. So does a note of another namespace: a store may give the wrong 
 """
 
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -24,7 +24,8 @@ class NamespaceNote(NamedTuple):
 
 class _Packed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     format: int
-    epoch: int
+    epoch: Annotated[int, msgspec.Meta(ge=0)]
+    """The packing itself has no integer above 64 bits."""
     document: bytes
 
 

@@ -130,7 +130,9 @@ class NamespaceDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
 DOCUMENT_FORMAT = 1
 DOCUMENT_BYTES_MAX = 65_536
-"""Room in the ledger for one document (kvserver._native.Ledger)."""
+"""Room in the ledger for one document (kvserver._native.Ledger), and in a store for its note."""
+SHAPES_BYTES_MAX = DOCUMENT_BYTES_MAX - 256
+"""A document that is registered. Epochs of four remote stores come to it later, and the note's own fields."""
 encode_document = msgspec.msgpack.Encoder().encode
 _document_decoder = msgspec.msgpack.Decoder(NamespaceDocument)
 

@@ -4,10 +4,10 @@ The brain publishes an immutable snapshot several times a second. A thread with 
 one. It never calls into the service, and no client can hold it up: every connection has CONNECTION_S in all, and one
 request, GET or HEAD, without a body.
 
-A new connection is always accepted. At most SILENT_MAX connections have not sent their request, and at most
-ANSWERED_MAX are being answered. Above that the oldest of the same kind is closed, so a flood of silent connections
-closes only silent ones. /healthz is answered in the step that has read its request: the answer fits into the socket's
-buffer, so it waits for no other connection.
+A new connection is always accepted. At most SILENT_MAX connections have not sent their request, fewer where the limit
+of open files is low (descriptor_limit.py), and at most ANSWERED_MAX are being answered. Above that the oldest of the
+same kind is closed, so a flood of silent connections closes only silent ones. /healthz is answered in the step that has
+read its request: the answer fits into the socket's buffer, so it waits for no other connection.
 
 /          A page for people that shows /status over time, see page/.
 /healthz   200 while the brain publishes, else 503 with the age of its last snapshot.
@@ -49,6 +49,7 @@ from kvserver.brain.http import admin as admin_door
 from kvserver.brain.http.environment import shown_environment
 from kvserver.brain.http.host_names import Names
 from kvserver.brain.http.page import page
+from kvserver.config.descriptor_limit import SILENT_MAX
 from kvserver.errors import ConfigError
 from kvserver.service.telling.counters import Counters
 from kvserver.wire.status import Status, encode_status
@@ -57,8 +58,6 @@ FRESH_S = 2.0
 """The brain counts as stuck when its last snapshot is older; it publishes at least every PUBLISH_S."""
 PUBLISH_S = 0.25
 
-SILENT_MAX = 448
-"""With this, a flood of 10,000 connections a second leaves each of them 45 ms to send its request."""
 ANSWERED_MAX = 64
 ACCEPTS_PER_TURN = 32
 """Connections accepted before those that exist already have their turn."""
@@ -225,18 +224,20 @@ class HttpServer:
         names: str = "",
         config: Mapping[str, int | str] | None = None,
         admin: admin_door.AdminDoor | None = None,
+        silent_max: int = SILENT_MAX,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """names: further names of this server, with commas between them (host_names.py).
         config: the configuration with which the server began.
-        admin: answers requests below /admin/; without it these are not found."""
+        admin: answers requests below /admin/; without it these are not found.
+        silent_max: bound on connections that have not sent their request."""
         self._admin = admin
         self._names = Names(host, names)
         self._pages = Pages(board, config or {}, clock_s)
         self._listener = _listen(host, port)
         self._loop = asyncio.SelectorEventLoop()
         self._closing = asyncio.Event()
-        self._silent, self._answered = _Crowd(SILENT_MAX), _Crowd(ANSWERED_MAX)
+        self._silent, self._answered = _Crowd(silent_max), _Crowd(ANSWERED_MAX)
         self._put_out = 0
         self._told_s = float("-inf")
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)

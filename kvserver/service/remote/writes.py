@@ -10,7 +10,7 @@ from array import array
 
 from kvserver.index.eviction import STORED
 from kvserver.index.space import Node, Space
-from kvserver.remote.chunk_value import Head, Shard, encode, fragment_bytes_for
+from kvserver.remote.chunk_value import SHARDS_MAX, Head, Shard, encode, fragment_bytes_for
 from kvserver.service.remote import announcements
 from kvserver.service.requests import mismatches
 from kvserver.service.state.core import MILLISECOND_NS, Core
@@ -33,17 +33,17 @@ def turn(core: Core, tier: RemoteTier, now_ns: int) -> None:
     if tier.used:
         _queue_used(core, tier, now_ns)
     puts = sum(isinstance(job, PutJob) for job in tier.jobs.values()) if tier.queue else 0
-    for _ in range(STEPS_MAX):
-        if not tier.queue or puts >= PUTS_MAX:
+    for _ in range(min(STEPS_MAX, len(tier.queue))):
+        if puts >= PUTS_MAX:
             return
         node, space = next(iter(tier.queue.items()))
+        epoch = tier.epoch_of(space, now_ns)
+        if _must_wait(core, tier, space, now_ns):
+            tier.queue.move_to_end(node)
+            continue
         count = sum(space.parts[part].payload_bytes for part in _parts(space, node))
         if puts and tier.putting_bytes + count > tier.remote.write_bytes_in_flight:
             return
-        epoch = tier.epoch_of(space, now_ns)
-        if epoch is None and core.chunks.spaces.get(space.digest) is space:
-            tier.queue.move_to_end(node)
-            return  # its note is being read, or the store is away
         del tier.queue[node]
         if epoch is not None and announcements.is_written(tier, space, epoch, node):
             tier.count("remote_existed")
@@ -71,12 +71,28 @@ def _queue_used(core: Core, tier: RemoteTier, now_ns: int) -> None:
         for node in reversed(chain):
             if len(tier.queue) >= QUEUE_MAX:
                 tier.count("remote_dropped")
-                break
+                if _must_wait(core, tier, space, now_ns) or not _makes_room(core, tier, now_ns):
+                    break
             if _is_left_out(core, tier, space, node, now_ns) and not tier.is_announced(space, node.key, now_ns):
                 tier.leave_out(tail, now_ns + LEFT_OUT_MS * MILLISECOND_NS)
                 break
             node.mark(tier.mark_bit)
             tier.queue[node] = space
+
+
+def _must_wait(core: Core, tier: RemoteTier, space: Space, now_ns: int) -> bool:
+    """The namespace's note is being read, or cannot be read, or the store is away. Other namespaces go on."""
+    return tier.epoch_of(space, now_ns) is None and core.chunks.spaces.get(space.digest) is space
+
+
+def _makes_room(core: Core, tier: RemoteTier, now_ns: int) -> bool:
+    """Takes out the first chunk if it has to wait: a namespace whose note is never read must not fill the queue."""
+    node, space = next(iter(tier.queue.items()))
+    if not _must_wait(core, tier, space, now_ns):
+        return False
+    del tier.queue[node]
+    _offer_again(tier, node)
+    return True
 
 
 def _parts(space: Space, node: Node) -> list[int]:
@@ -86,10 +102,11 @@ def _parts(space: Space, node: Node) -> list[int]:
 
 
 def _is_wanted(core: Core, tier: RemoteTier, space: Space, node: Node, now_ns: int) -> bool:
-    """It is served, all that a prefix needs of it is in DRAM, and the chunk before is there or goes there."""
+    """It is served, all that a prefix needs of it is in DRAM, a head has room for it, and the chunk before is there or
+    goes there."""
     parent = node.parent
     above = parent is not None and (parent.depth == 0 or parent.queued & tier.mark_bit)
-    is_here = core.chunks.serves(space, node) and space.is_whole(node)
+    is_here = core.chunks.serves(space, node) and space.is_whole(node) and len(_parts(space, node)) <= SHARDS_MAX
     return bool(is_here and above and not _is_left_out(core, tier, space, node, now_ns))
 
 

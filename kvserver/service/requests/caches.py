@@ -17,7 +17,7 @@ from kvserver.service.requests.lookup import check_namespace
 from kvserver.service.state.caches import Cache
 from kvserver.service.state.core import MILLISECOND_NS, Core, check_name
 from kvserver.service.state.sessions import Session
-from kvserver.tiers.records import DOCUMENT_BYTES_MAX, NamespaceDocument, encode_document
+from kvserver.tiers.records import SHAPES_BYTES_MAX, NamespaceDocument, encode_document
 from kvserver.tiers.slots import slot_bytes_for
 from kvserver.transfer.layout import Layout
 from kvserver.wire.messages import Register, Unregister, Watch, Watched
@@ -219,10 +219,10 @@ def _check_fit(core: Core, request: Register, layout: Layout) -> None:
             )
     _check_arena(core, request, space, slot_bytes)
     document_bytes = len(encode_document(_document(space, layout)))
-    if document_bytes > DOCUMENT_BYTES_MAX:
+    if document_bytes > SHAPES_BYTES_MAX:
         raise ResourceError(
             "namespace-size",
-            f"the shapes of all shards take {document_bytes} bytes, at most {DOCUMENT_BYTES_MAX} can be kept; "
+            f"the shapes of all shards take {document_bytes} bytes, at most {SHAPES_BYTES_MAX} can be kept; "
             "describe equally spaced regions by one run",
         )
 

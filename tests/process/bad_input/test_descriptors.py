@@ -21,6 +21,7 @@ from tests.process.harness import (
     RawSession,
     Server,
     descriptors_of,
+    free_port,
     stopped,
     until,
 )
@@ -187,6 +188,36 @@ def test_a_limit_that_is_too_low_is_refused_by_name() -> None:
         assert "sessions_max=1024" in server.log()
     finally:
         server.close()
+
+
+def test_http_connections_leave_engines_their_descriptors() -> None:
+    memory, port = os.memfd_create("offered"), free_port()
+    with LimitedServer(http_port=port) as server, RawSessions(server.path, 20) as sessions:
+        brain = server.brain_pid()
+        for session in sessions:
+            for _ in range(8):
+                session.local.ask(wire.Offer(5), [memory])  # type: ignore[union-attr]
+        held = [connected(server.path) for _ in range(LIMIT // 10)]
+        held += [connected(f"{server.path}.local", socket.SOCK_SEQPACKET) for _ in range(LIMIT // 10)]
+        most = 0
+
+        def is_crowded() -> bool:
+            nonlocal most
+            for _ in range(LIMIT):
+                held.append(socket.socket())
+                held[-1].setblocking(False)
+                held[-1].connect_ex(("127.0.0.1", port))
+            most = max(most, len(descriptors_of(brain)))
+            return "http crowded" in server.log()
+
+        until("HTTP connections to be closed for others", is_crowded)
+        until("all of them to end", lambda: len(descriptors_of(brain)) < LIMIT - OTHERS)
+        assert most < LIMIT - OTHERS / 2
+        assert "Too many open files" not in server.log()
+        assert server.brain_pid() == brain
+        for end in held:
+            end.close()
+    os.close(memory)
 
 
 class EventsServer(LimitedServer):

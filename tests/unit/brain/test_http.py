@@ -20,11 +20,11 @@ from kvserver.brain.http.server import (
     ANSWERED_MAX,
     FRESH_S,
     HEAD_BYTES_MAX,
-    SILENT_MAX,
     HttpServer,
     Snapshot,
     SnapshotBoard,
 )
+from kvserver.config.descriptor_limit import SILENT_MAX
 from kvserver.errors import ConfigError
 from kvserver.service.telling.counters import Counters
 from kvserver.wire.status import Status, decode_status

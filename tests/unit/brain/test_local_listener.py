@@ -36,7 +36,7 @@ class Scene:
             Line(self.loop, lambda: 0),
             too_long=lambda peer, why: None,
             gone=self.gone.append,
-            share=Share(sessions=5, offers=7, strangers=STRANGERS),
+            share=Share(sessions=5, offers=7, strangers=STRANGERS, silent=0),
             patience_s=patience_s,
         )
 

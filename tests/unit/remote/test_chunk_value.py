@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from kvserver.remote.chunk_value import (
+    FRAGMENTS_MAX,
     HEAD_BYTES_MAX,
     SHARDS_MAX,
     Head,
@@ -95,6 +96,18 @@ def test_fragments_cover_every_byte_of_every_shard_once(sizes: list[int], fragme
     ]
     assert covered == [(shard, at) for shard, size in enumerate(sizes) for at in range(size)]
     assert all(1 <= fragment.bytes <= fragment_bytes for fragment in fragments)
+
+
+def test_a_head_with_more_fragments_than_a_probe_can_name_is_no_head() -> None:
+    """Its bytes are right, so whoever reads it would name 4 billion keys."""
+    head = head_of(name_of(1))
+    shard = head.shards[0]._replace(payload_bytes=(1 << 32) - 1)
+    with pytest.raises(WrongValue, match="has 4294967295 fragments"):
+        decode(encode(head._replace(shards=(shard,), fragment_bytes=1)))
+    most = head._replace(shards=(shard._replace(payload_bytes=FRAGMENTS_MAX * 3),), fragment_bytes=3)
+    assert decode(encode(most)) == most
+    with pytest.raises(WrongValue, match="fragments"):
+        decode(encode(most._replace(shards=(shard._replace(payload_bytes=FRAGMENTS_MAX * 3 + 1),))))
 
 
 def test_a_chunk_in_one_value_has_no_fragments() -> None:

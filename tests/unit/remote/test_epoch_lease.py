@@ -29,6 +29,12 @@ def test_a_note_is_read_as_it_was_written_and_every_change_of_it_is_noticed(epoc
         assert namespace_note.decode(packed[:place], OF) is None
 
 
+@pytest.mark.parametrize("epoch", [-1, -(1 << 63)])
+def test_an_epoch_below_zero_is_no_note(epoch: int) -> None:
+    """The brain makes marks of an epoch, and such a one has no bytes."""
+    assert namespace_note.decode(namespace_note.encode(NamespaceNote(epoch, b""), OF), OF) is None
+
+
 def test_what_is_no_note_is_none() -> None:
     assert all(namespace_note.decode(value, OF) is None for value in (None, b"", b"x", bytes(40)))
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvserver.errors import RequestError
-from kvserver.tiers.records import DOCUMENT_BYTES_MAX
+from kvserver.tiers.records import SHAPES_BYTES_MAX
 from kvserver.transfer.layout import Layout
 from kvserver.wire.messages import (
     GROUPS_MAX,
@@ -366,7 +366,7 @@ def test_shapes_that_the_ledger_cannot_keep_are_refused(scene: Scene) -> None:
         reply = client.ask(request)
         if isinstance(reply, Error):
             break
-    is_refusal(reply, "resource", "namespace-size", f"at most {DOCUMENT_BYTES_MAX} can be kept")
+    is_refusal(reply, "resource", "namespace-size", f"at most {SHAPES_BYTES_MAX} can be kept")
     assert 1 < shard < 30
     scene.still_serves()
 

@@ -1,17 +1,22 @@
 """Another epoch in the store: what the brain does to its own copies, and what it keeps for the next brain."""
 
 import random
+from typing import Any
 
 import msgspec
 import pytest
 
+from kvserver.config.remotes import NAME_CHARS_MAX, REMOTES_MAX, parse
+from kvserver.remote import namespace_note
+from kvserver.remote.chunk_value import NamespaceName
+from kvserver.remote.namespace_note import NOTE_BYTES_MAX, NamespaceNote
 from kvserver.service.base.effects import PutNamespace
-from kvserver.service.base.events import ArenaGrew
+from kvserver.service.base.events import ArenaGrew, Tick
 from kvserver.service.service import Service
-from kvserver.tiers.records import decode_document, encode_document
-from kvserver.wire.messages import Clear
+from kvserver.tiers.records import DOCUMENT_BYTES_MAX, decode_document, encode_document
+from kvserver.wire.messages import REGION_RUNS_MAX, Clear, GroupSpec, RegionRun, Registered
 from kvserver.wire.orders import ProbeRemote, ReadRemoteNote, RemoteNoteRead, WriteRemoteNote
-from tests.rigs.brain_rig import NAMESPACE, SLAB_BYTES, Client, chain
+from tests.rigs.brain_rig import CHUNK_TOKENS, NAMESPACE, SLAB_BYTES, Client, Rig, chain
 from tests.rigs.disk_rig import DiskRig
 from tests.rigs.remote_rig import EPOCH, RemoteRig
 
@@ -36,6 +41,37 @@ def test_the_next_brain_learns_to_which_epoch_the_chunks_belong() -> None:
     assert kept()[-1] == EPOCH
     cleared_elsewhere(rig)
     assert kept()[-1] == EPOCH + 1
+
+
+def test_the_largest_document_has_room_for_the_epochs_of_all_stores_and_for_their_notes() -> None:
+    """The ledger takes no longer one. A note that is read in part counts as damaged, so servers replace it."""
+    names = [str(number).rjust(NAME_CHARS_MAX, "n") for number in range(REMOTES_MAX)]
+    rig = Rig(remotes=parse(" ".join(f"{name}=file:///{name}" for name in names)))
+    client, page_bytes = Client(rig), 5
+
+    def is_taken(shard: int, runs: int, descriptor: int) -> bool:
+        spans = [RegionRun(0, page_bytes * at, 1, 0, 0, page_bytes) for at in range(runs)]
+        group = GroupSpec(CHUNK_TOKENS, 1, "full", 0, 6, shard, 1, 0, spans)
+        given: dict[str, Any] = {"descriptors": [descriptor], "buffer_bytes": page_bytes * REGION_RUNS_MAX}
+        return isinstance(client.ask(client.registration([group], name=f"{shard}", **given)), Registered)
+
+    assert all(is_taken(shard, REGION_RUNS_MAX, client.offer()) for shard in range(5))
+    descriptor = client.offer()
+    assert next(runs for runs in range(1500, 0, -1) if is_taken(5, runs, descriptor)) > 1000
+    for _ in range(2):
+        rig.handle(Tick())
+    last = (1 << 64) - 1
+    for order, tier in zip(
+        [one for one in rig.orders if isinstance(one, ReadRemoteNote)], rig.core.remotes, strict=True
+    ):
+        assert tier.mover is not None
+        rig.report(tier.mover.number, RemoteNoteRead(order.job, "", "here", last, b""))
+    documents = [effect.document for effect in rig.effects if isinstance(effect, PutNamespace)]
+    assert NAMESPACE in rig.core.chunks.spaces
+    assert len(rig.core.chunks.spaces[NAMESPACE].epochs) == REMOTES_MAX
+    assert max(map(len, documents)) <= DOCUMENT_BYTES_MAX
+    note = namespace_note.encode(NamespaceNote(last, documents[-1]), NamespaceName("-", NAMESPACE))
+    assert len(note) <= NOTE_BYTES_MAX
 
 
 def test_records_on_disk_are_void_when_another_server_has_cleared_the_namespace() -> None:
