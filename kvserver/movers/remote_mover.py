@@ -175,8 +175,8 @@ class RemoteMover:
         found = [("remote", self._remote.name), ("url", self._remote.url), ("write", self._remote.write)]
         if facts is not None:
             evicts = {True: "yes", False: "no", None: "unknown"}[facts.evicts]
-            found += [("version", facts.version), ("evicts", evicts)]
-            found += [(f"{number} {WARNING_FACT}", text) for number, text in enumerate(facts.warnings, 1)]
+            found += [("version", safe_text(facts.version)), ("evicts", evicts)]
+            found += [(f"{number} {WARNING_FACT}", safe_text(text)) for number, text in enumerate(facts.warnings, 1)]
         return found
 
     def _tell_state(self) -> None:

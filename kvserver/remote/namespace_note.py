@@ -13,6 +13,7 @@ from kvserver.remote.chunk_value import FORMAT, NamespaceName
 
 CHECK_BYTES = 16
 NOTE_BYTES_MAX = 1 << 16
+"""Stores read no more of a note, and the mover's report of it has to fit into ORDER_BYTES_MAX."""
 
 
 class NamespaceNote(NamedTuple):
@@ -35,8 +36,8 @@ def encode(note: NamespaceNote, of: NamespaceName) -> bytes:
 
 
 def decode(value: bytes | None, of: NamespaceName) -> NamespaceNote | None:
-    """The note; None if there is none, or if it is damaged, of another format or of another namespace."""
-    if value is None or _check(value[:-CHECK_BYTES], of) != value[-CHECK_BYTES:]:
+    """The note; None if there is none, or if it is damaged, too long, of another format or of another namespace."""
+    if value is None or len(value) > NOTE_BYTES_MAX or _check(value[:-CHECK_BYTES], of) != value[-CHECK_BYTES:]:
         return None
     try:
         packed = msgspec.msgpack.decode(value[:-CHECK_BYTES], type=_Packed)

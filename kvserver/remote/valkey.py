@@ -182,7 +182,7 @@ class ValkeyStore:
             nodes = list(told.values()) if isinstance(told, dict) else [told]
             found = [info_of(bytes_of(node) or b"") for node in nodes]
         policies = sorted({node.get("maxmemory_policy", "unknown") for node in found})
-        bounded = all(int(node.get("maxmemory", "0")) > 0 for node in found)
+        bounded = all(node.get("maxmemory", "").strip("0") for node in found)
         warnings = []
         if "noeviction" in policies:
             warnings.append("maxmemory-policy is noeviction: writes fail when it is full; expected allkeys-lru")

@@ -21,7 +21,7 @@ from kvserver.movers.remote_mover import HEADS_BYTES_MAX, LEFT_OUT, RemoteMover
 from kvserver.movers.remote_store import check, open_store
 from kvserver.remote.announcement import pack
 from kvserver.remote.chunk_value import Head, NamespaceName, Shard, decode, encode, head_bytes
-from kvserver.remote.store import Store, StoreError
+from kvserver.remote.store import Facts, Store, StoreError
 from kvserver.transfer.native import digest_sum
 from kvserver.wire.orders import (
     ORDER_BYTES_MAX,
@@ -203,6 +203,17 @@ def test_a_chunk_without_a_sum_is_not_written(remote: Remote, known: bytes | Non
 def test_a_chunk_that_is_not_there_any_more_is_gone(remote: Remote) -> None:
     with Door(remote) as door:
         assert fault_of(door.order(FetchRemote(1, encode(door.fill(3)), slots(*BACK)))) == "gone"
+
+
+def test_what_a_store_tells_of_itself_fits_into_a_report(tmp_path: Path) -> None:
+    """The brain reads no longer one, and ends of what it cannot read."""
+    told = Facts("directory", "9" * ORDER_BYTES_MAX, evicts=None, warnings=("x" * ORDER_BYTES_MAX,))
+    (remote,) = parse(f"a=file://{tmp_path}")
+    end, other = pair()
+    with end, other:
+        facts = RemoteMover(end, memoryview(b""), remote, lambda *_: None)._facts(told)
+    assert len(packed(Ready(1, told.kind, facts))) < ORDER_BYTES_MAX
+    assert any(text.startswith("999") for _, text in facts)
 
 
 def test_notes_are_read_made_once_and_replaced(remote: Remote) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as some
 from kvserver.remote import namespace_note
 from kvserver.remote.chunk_value import NamespaceName
 from kvserver.remote.epoch_lease import LEASE_S, READ_EVERY_S, EpochLease
-from kvserver.remote.namespace_note import NamespaceNote
+from kvserver.remote.namespace_note import NOTE_BYTES_MAX, NamespaceNote
 
 EVENTS = 4000
 OF = NamespaceName("team-7", bytes(range(32)))
@@ -33,6 +33,14 @@ def test_a_note_is_read_as_it_was_written_and_every_change_of_it_is_noticed(epoc
 def test_an_epoch_below_zero_is_no_note(epoch: int) -> None:
     """The brain makes marks of an epoch, and such a one has no bytes."""
     assert namespace_note.decode(namespace_note.encode(NamespaceNote(epoch, b""), OF), OF) is None
+
+
+def test_a_note_that_no_report_has_room_for_is_no_note() -> None:
+    around = len(namespace_note.encode(NamespaceNote(9, bytes(1 << 15)), OF)) - (1 << 15)
+    most = NamespaceNote(9, bytes(NOTE_BYTES_MAX - around))
+    assert namespace_note.decode(namespace_note.encode(most, OF), OF) == most
+    more = NamespaceNote(9, bytes(NOTE_BYTES_MAX - around + 1))
+    assert namespace_note.decode(namespace_note.encode(more, OF), OF) is None
 
 
 def test_what_is_no_note_is_none() -> None:

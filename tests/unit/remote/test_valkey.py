@@ -183,6 +183,14 @@ def test_an_answer_of_another_shape_is_an_error_of_the_store_and_ends_its_connec
     assert every_call(store, head)[:2] == ["", ""]
 
 
+@pytest.mark.parametrize(("told", "warned"), [(b"lots", False), (b"0", True), (b"", True), (b"100", False)])
+def test_a_store_that_tells_its_bound_in_words_is_opened(
+    server: ValkeyServer, told: bytes, warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GlideClient, "info", lambda *_: b"maxmemory:%s\r\nmaxmemory_policy:allkeys-lru\r\n" % told)
+    assert ("maxmemory is 0" in " ".join(opened(server).facts().warnings)) == warned
+
+
 @pytest.mark.parametrize("answer", [7, b"x", [], {b"5-1": 7}, {b"no id": [[b"m", b"8 bytes."]]}, {7: []}], ids=repr)
 def test_announcements_of_another_shape_are_an_error_and_the_place_stays(
     server: ValkeyServer, answer: object, monkeypatch: pytest.MonkeyPatch
