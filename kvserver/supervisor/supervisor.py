@@ -574,7 +574,7 @@ def _check_stores(config: Config) -> None:
     """Raises ConfigError if the library of a remote store is missing, or its secrets cannot be read."""
     if not config.remotes:
         return
-    from kvserver.movers import remote_store  # noqa: PLC0415 - a fifth of the start's modules, for servers with a store
+    from kvserver.movers import remote_store  # noqa: PLC0415 - dozens of modules, for servers with a store
 
     for remote in config.remote_stores:
         remote_store.check(remote)
