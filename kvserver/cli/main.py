@@ -5,6 +5,7 @@ modules when it runs, so that --help and a start do not wait for modules that th
 """
 # ruff: noqa: PLC0415
 
+import copy
 import errno
 import functools
 import inspect
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, NoReturn
 
 import typer
+from typer.main import get_command_name
+from typer.models import CommandInfo
 
 import kvserver
 from kvserver.cli import admin, remote
@@ -52,7 +55,25 @@ app.add_typer(remote.app, name="remote")
 
 
 def main() -> NoReturn:
-    leave(run_command(app, "kvserver"))
+    leave(run_command(asked_for(sys.argv[1:]), "kvserver"))
+
+
+def asked_for(arguments: Sequence[str]) -> typer.Typer:
+    """The app with the command alone that the first argument names; with all commands if it names none.
+
+    A start waits until the options of all commands are made, of which four have those of the configuration."""
+    first = arguments[0] if arguments else ""
+    commands = [command for command in app.registered_commands if _name_of(command) == first]
+    groups = [group for group in app.registered_groups if group.name == first]
+    if not commands and not groups:
+        return app
+    part = copy.copy(app)
+    part.registered_commands, part.registered_groups = commands, groups
+    return part
+
+
+def _name_of(command: CommandInfo) -> str:
+    return command.name or get_command_name(command.callback.__name__) if command.callback else ""
 
 
 def leave(status: int) -> NoReturn:
@@ -132,12 +153,18 @@ def flagged(flags: Sequence[Flag]) -> Callable[[Callable[..., None]], Callable[.
             given = {flag.name: values[flag.name] for flag in flags if values[flag.name] is not None}
             command(given, **{option.name: values[option.name] for option in own})
 
-        parameters = [*(flag.parameter for flag in flags), *own]
+        parameters = [*_parameters(tuple(flags)), *own]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return run
 
     return wrap
+
+
+@functools.cache
+def _parameters(flags: tuple[Flag, ...]) -> list[inspect.Parameter]:
+    """Made once for all commands with these flags."""
+    return [flag.parameter for flag in flags]
 
 
 def _config_flag(key: Key) -> Flag:

@@ -1,7 +1,6 @@
 """A configuration file: its values and their line numbers."""
 
 import re
-import tomllib
 from pathlib import Path
 
 from kvserver.errors import ConfigError
@@ -12,6 +11,8 @@ FILE_BYTES_MAX = MIB
 
 def read_table(path: Path) -> dict[str, tuple[object, int]]:
     """The values at the top of a TOML file, with their lines. Raises ConfigError."""
+    import tomllib  # noqa: PLC0415 - all processes have this module, and few read a file
+
     try:
         with path.open("rb") as file:
             content = file.read(FILE_BYTES_MAX + 1)

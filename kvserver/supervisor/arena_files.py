@@ -13,7 +13,6 @@ file system. The arena grows slab by slab, by calls that can fail.
 
 import fcntl
 import os
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,7 +55,7 @@ class ArenaFiles:
 
     def __init__(self, config: Config) -> None:
         """Claims the directories. Raises ConfigError if one cannot be used, or if a running server uses it."""
-        self._id = secrets.token_hex(8)
+        self._id = os.urandom(8).hex()
         self._files: list[int] = []
         arena = claim(config.arena_path)
         self._directories = {ARENA: arena, LEDGER: arena}

@@ -33,14 +33,13 @@ from types import FrameType
 import msgspec
 
 from kvserver import logs
-from kvserver.config import admin_tokens, remotes
+from kvserver.config import admin_tokens
 from kvserver.config.config import Config
 from kvserver.config.descriptor_limit import raise_limit, share
 from kvserver.config.paths import check_cache_directory
 from kvserver.errors import ConfigError
 from kvserver.ipc.fd_sockets import Receiver, pair, send
 from kvserver.ipc.inheritance import CANNOT_START, Inheritance
-from kvserver.movers import remote_store
 from kvserver.private_files import OTHERS_WRITE, file_problem
 from kvserver.supervisor import disk_paths, numa
 from kvserver.supervisor.kept_memory import Held, hold
@@ -87,8 +86,7 @@ def run(config: Config) -> int:
     lock = _claim_socket(config)
     admin_tokens.load(config.admin_token_file, os.environ)
     check_cache_directory(config.cache_dir)
-    for remote in remotes.parse(config.remotes):
-        remote_store.check(remote)
+    _check_stores(config)
     disk_paths.refuse(config)
     for directory, why in disk_paths.warnings(config):
         logs.event(logging.WARNING, "disk is memory", ("directory", directory), ("why", why))
@@ -570,6 +568,16 @@ def _remove_sockets(config: Config) -> None:
         with suppress(FileNotFoundError):
             if stat.S_ISSOCK(os.lstat(path).st_mode):
                 os.unlink(path)
+
+
+def _check_stores(config: Config) -> None:
+    """Raises ConfigError if the library of a remote store is missing, or its secrets cannot be read."""
+    if not config.remotes:
+        return
+    from kvserver.movers import remote_store  # noqa: PLC0415 - dozens of modules, for servers with a store
+
+    for remote in config.remote_stores:
+        remote_store.check(remote)
 
 
 def _grow(config: Config, arena: int) -> tuple[ArenaGrower, numa.Placement]:

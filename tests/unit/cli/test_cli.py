@@ -55,6 +55,31 @@ def test_a_configuration_error_is_one_line_and_exit_2() -> None:
     assert done.stderr == "kvserver: config-range: jobs_max=0 must be in [1, 4096] (jobs_max from --jobs-max)\n"
 
 
+def made(program: typer.Typer) -> dict[str, tuple[list[tuple[str | None, list[str], object]], dict[str, object]]]:
+    """Commands of a program: the options of each, and what is below it."""
+    commands = typer.main.get_command(program).commands  # type: ignore[attr-defined]
+    return {
+        name: (
+            [(option.name, option.opts, getattr(option, "help", "")) for option in command.params],
+            {below: len(inner.params) for below, inner in getattr(command, "commands", {}).items()},
+        )
+        for name, command in commands.items()
+    }
+
+
+def test_a_start_makes_the_command_alone_that_is_asked_for() -> None:
+    all_commands = made(main.app)
+    assert {"serve", "config", "kvsize", "admin", "remote"} < set(all_commands)
+    for name, command in all_commands.items():
+        assert made(main.asked_for([name, "--help"])) == {name: command}
+    assert made(main.app) == all_commands, "the whole stays as it is"
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["--version", "serve"], ["srve"], [""]])
+def test_all_commands_are_there_when_none_is_named(arguments: list[str]) -> None:
+    assert main.asked_for(arguments) is main.app
+
+
 ABORTS_AS_PYTHON_ENDS = """
 import atexit, os, sys, types
 import typer

@@ -77,8 +77,17 @@ LIBRARIES = {("kvserver.movers.remote_store", f"kvserver.remote.{name}") for nam
 WHEN_ASKED_FOR = {
     ("kvserver.brain.http.server", "kvserver.brain.http.metrics"),
     ("kvserver.brain.process", "kvserver.brain.publisher"),
+    ("kvserver.service.service", "kvserver.service.check.memory"),
+    ("kvserver.supervisor.supervisor", "kvserver.movers.remote_store"),
 }
 """Imports that every start would pay for, and that few servers need."""
+
+STORES = {"glide_sync", "obstore", "mooncake", "kvserver.movers.remote_store", "kvserver.remote.store"} | {
+    "kvserver.remote.objects",
+}
+"""What a server without a remote store has no use for."""
+SETTINGS = {"tomllib"}
+"""What reads a file of settings. The command does that, for all processes."""
 
 QUICK_START = tuple(f"kvserver.cli.{name}" for name in ("main", "admin", "asking", "remote"))
 """Modules that `kvserver --help` loads: they import others when a command runs."""
@@ -273,10 +282,12 @@ def test_importing_the_package_imports_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        ("kvserver.brain.process", {"zmq", "prometheus_client"}),
-        ("kvserver.supervisor.supervisor", {"asyncio", "email", "zmq"}),
-        ("kvserver.movers.mover", {"asyncio", "email", "typer", "zmq"}),
+        ("kvserver.brain.process", {"zmq", "prometheus_client", "kvserver.service.check", *SETTINGS, *STORES}),
+        ("kvserver.cli.main, kvserver.supervisor.supervisor", {"asyncio", "email", "zmq", *SETTINGS, *STORES}),
+        ("kvserver.movers.mover", {"asyncio", "email", "typer", "zmq", *SETTINGS, *STORES}),
+        ("kvserver.movers.disk_mover", {"asyncio", "email", "typer", "zmq", *SETTINGS, *STORES}),
     ],
+    ids=["brain", "supervisor", "mover", "disk mover"],
 )
 def test_a_process_of_a_server_starts_without_what_few_need(module: str, absent: set[str]) -> None:
     script = f"import sys, {module}; print(*sorted({absent!r} & sys.modules.keys()))"
