@@ -25,6 +25,8 @@ from tests.rigs.valkey_server import ValkeyServer
 DEADLINES = {"probe_s": 0.25, "bulk_s": 0.25, "note_s": 0.25, "connect_s": 0.25}
 TURNS_A_FAULT = 60
 """Turns within which a fault must have happened: a campaign without faults shows nothing."""
+VANDAL_MS = 10_000
+"""The library itself gives up after 250 ms, which a busy machine takes now and then."""
 PART = 500
 """Faults in the stream to a Valkey after which a new process goes on."""
 
@@ -156,7 +158,9 @@ def run_values(faults: int, seed: int) -> str:
         dice = random.Random(seed)
         patient = dict.fromkeys(DEADLINES, 10.0)
         store = ValkeyStore(Settings((("127.0.0.1", server.port),), **patient))
-        vandal = GlideClient.create(GlideClientConfiguration([NodeAddress("127.0.0.1", server.port)]))
+        vandal = GlideClient.create(
+            GlideClientConfiguration([NodeAddress("127.0.0.1", server.port)], request_timeout=VANDAL_MS)
+        )
         older: dict[bytes, bytes] = {}
         done: Counter[str] = Counter()
         turns = 0
