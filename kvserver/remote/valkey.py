@@ -444,7 +444,7 @@ class ValkeyStore:
         now_s = time.monotonic()
         if self._settings.is_cluster and now_s - self._nodes_asked_s >= NODES_ASKED_EVERY_S:
             self._nodes_asked_s = now_s
-            with suppress(GlideError, ValueError, TypeError):
+            with suppress(GlideError):
                 self._nodes = node_map(to.client.custom_command(["CLUSTER", "SLOTS"]))
 
     @contextmanager
