@@ -348,6 +348,8 @@ class ValkeyStore:
     def make_note(self, name: NamespaceName, note: bytes) -> bool:
         with self._connection("note") as to:
             made = to.client.set(self._note_key(name), note, conditional_set=ConditionalChange.ONLY_IF_DOES_NOT_EXIST)
+            if made is None:
+                to.client.get(self._note_key(name))  # an error for a value of another type, which notes() reads as none
             return made is not None
 
     def replace_note(self, name: NamespaceName, note: bytes) -> None:
