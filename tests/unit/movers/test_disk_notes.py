@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from kvserver.movers import disk_notes
-from kvserver.movers.disk_notes import Known
+from kvserver.movers.disk_notes import NOTE_BYTES_MAX, Known
+from kvserver.tiers.records import DOCUMENT_BYTES_MAX
+from kvserver.wire.orders import ORDER_BYTES_MAX, FoundNote, encode
 from tests.rigs.full_disk import fill, make_room, mounted
 
 NAMESPACE, OTHER = b"n" * 32, b"o" * 32
@@ -70,6 +72,17 @@ def test_a_note_of_the_release_before_is_read_and_takes_a_later_void(disk: Path)
     fill(disk)
     disk_notes.save(str(disk), NAMESPACE, b"", 1 << 20)
     assert known(disk) == {NAMESPACE: Known(DOCUMENT, 1 << 20)}
+
+
+def test_a_note_that_no_report_has_room_for_is_damaged_and_can_be_replaced(tmp_path: Path) -> None:
+    longest = bytes(DOCUMENT_BYTES_MAX)
+    disk_notes.save(str(tmp_path), NAMESPACE, longest, 7)
+    assert known(tmp_path) == {NAMESPACE: Known(longest, 7)}
+    assert len(encode(FoundNote(NAMESPACE, bytes(NOTE_BYTES_MAX), 7, 7))) < ORDER_BYTES_MAX
+    disk_notes.save(str(tmp_path), NAMESPACE, bytes(NOTE_BYTES_MAX), 7)
+    assert disk_notes.load(str(tmp_path)) == ({}, 1)
+    disk_notes.save(str(tmp_path), NAMESPACE, b"", 8)
+    assert known(tmp_path) == {NAMESPACE: Known(b"", 8)}
 
 
 def test_an_older_void_does_not_overwrite_a_later_one(tmp_path: Path) -> None:
