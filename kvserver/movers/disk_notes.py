@@ -84,7 +84,7 @@ def save(directory: str, namespace: bytes, document: bytes, void: int) -> None:
         folder.mkdir(mode=0o700)
         make_durable(directory)
     path = folder / f"{namespace.hex()}.note"
-    known = _read(path) if path.exists() else None
+    known = _read(path)
     if known is not None:
         document, void = document or known.document, max(void, known.void)
         if (document, void) == (known.document, known.void):
@@ -211,7 +211,9 @@ def _fsync(path: str | Path) -> None:
 
 
 def _read(path: Path) -> NoteFile | None:
-    """The note in a file; None if it is damaged. Raises OSError."""
+    """The note in a file; None if it is damaged or no file. Raises OSError."""
+    if not path.is_file():
+        return None  # opening a pipe would wait for ever
     with path.open("rb") as file:
         content = file.read(NOTE_BYTES_MAX)
     try:
