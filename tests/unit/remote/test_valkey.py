@@ -755,23 +755,6 @@ def _head_or_code(store: Store, seed: int) -> object:
     return found.code if isinstance(found, StoreError) else found
 
 
-@pytest.mark.parametrize("foreign", [("RPUSH", "one"), ("HSET", "one", "two"), ("SADD", "one")], ids=repr)
-def test_a_foreign_value_in_place_of_a_note_is_an_error_of_its_making(
-    server: ValkeyServer, foreign: tuple[str, ...]
-) -> None:
-    """It reads as no note. Were it only the note of somebody else, it would be read again at once, for ever."""
-    store = opened(server)
-    command, *values = foreign
-    server.ask(command, ":".join((*NAMESPACE.pieces(), "note")), *values)
-    assert store.notes([NAMESPACE]) == [None]
-    with pytest.raises(StoreError) as problem:
-        store.make_note(NAMESPACE, b"note")
-    assert problem.value.code == "remote-refused"
-    store.replace_note(NAMESPACE, b"note")
-    assert store.notes([NAMESPACE]) == [b"note"]
-    assert not store.make_note(NAMESPACE, b"another")
-
-
 def test_a_closed_store_says_so(server: ValkeyServer) -> None:
     store = opened(server)
     head = written(store, 1)
