@@ -18,10 +18,10 @@ from contextlib import suppress
 from kvserver import logs
 from kvserver.config.config import Config
 from kvserver.errors import ConfigError
-from kvserver.ipc.fd_sockets import close_all, send
-from kvserver.wire.codec import Malformed, decode_request, encode
+from kvserver.ipc.fd_sockets import Receiver, close_all, send
+from kvserver.wire.codec import MESSAGE_CHARS_MAX, Malformed, decode_request, encode
 from kvserver.wire.messages import Attach, Error, Hello, Lane, Request
-from kvserver.wire.orders import Alive, Copy, Order, Wish
+from kvserver.wire.orders import ORDER_BYTES_MAX, Alive, Copy, Order, Report, Wish, decode_report
 
 BACKLOG = 4096
 """Connections that wait until they are accepted. They take no descriptor of ours. The kernel may allow fewer
@@ -177,6 +177,25 @@ class MoverDoor:
             self._drop_orders()
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def report(self, receiver: Receiver) -> Report | None:
+        """The next report, None after the last one. A mover whose reports cannot be read is killed.
+
+        Raises BlockingIOError."""
+        try:
+            frame, descriptors, cut = receiver.receive(self.socket)
+            close_all(descriptors)
+            if cut:
+                raise ValueError(f"one has more than {ORDER_BYTES_MAX} bytes, or descriptors")
+            if frame:
+                report: Report = decode_report(frame)
+                return report
+        except BlockingIOError:
+            raise
+        except (OSError, ValueError, RecursionError) as problem:  # msgspec's errors are ValueErrors
+            self.kill(f"its reports cannot be read: {str(problem)[:MESSAGE_CHARS_MAX]}")
+        self._loop.remove_reader(self.socket)  # it is ending; the supervisor tells when it is reaped
+        return None
 
     def _drop_orders(self) -> None:
         for _, descriptors in self._waiting:

@@ -77,7 +77,6 @@ from kvserver.wire.orders import (
     MoverReaped,
     MoverStarted,
     decode_news,
-    decode_report,
 )
 from kvserver.wire.zmtp import Message
 
@@ -270,18 +269,12 @@ class Shell:
             if self._movers.get(number) is not door:
                 return
             try:
-                frame, descriptors, _ = self._receiver.receive(door.socket)
+                report = door.report(self._receiver)
             except BlockingIOError:
                 return
-            except OSError as problem:
-                self._loop.remove_reader(door.socket)
-                door.kill(f"its reports cannot be read: {problem}")
+            if report is None:
                 return
-            close_all(descriptors)
-            if not frame:
-                self._loop.remove_reader(door.socket)
-                return  # the mover is ending; the supervisor tells when it is reaped
-            self._handle(events.Reported(number, report := decode_report(frame)))
+            self._handle(events.Reported(number, report))
             if isinstance(report, FoundRecords):
                 gc.freeze()  # now, since these objects stay: collecting 100,000 chunks would stop the brain for 60 ms
                 return  # the mover always has the next batch of records ready, and others wait

@@ -29,7 +29,8 @@ import msgspec
 from kvserver.private_files import create, directory_problem, write_whole
 
 FOLDER = "kvserver.notes"
-NOTE_BYTES_MAX = 1 << 20
+NOTE_BYTES_MAX = 1 << 17
+"""A longer file is damaged. Documents have half of it at most (tiers/records.py), and a report has to have room."""
 ASIDE_MAX = 4096
 """Notes that are kept aside at most. Above that save_aside() fails."""
 TRIAL_BYTES = 1 << 18
@@ -68,9 +69,7 @@ def load(directory: str) -> tuple[dict[bytes, Known], int]:
     if not folder.is_dir():
         return notes, damaged
     for path in sorted(folder.glob("*.note")):
-        with path.open("rb") as file:
-            content = file.read(NOTE_BYTES_MAX)
-        note = _read(content)
+        note = _read(path)
         if note is None or path.stem != note.namespace.hex():
             damaged += 1
         else:
@@ -85,7 +84,7 @@ def save(directory: str, namespace: bytes, document: bytes, void: int) -> None:
         folder.mkdir(mode=0o700)
         make_durable(directory)
     path = folder / f"{namespace.hex()}.note"
-    known = _read(path.read_bytes()) if path.exists() else None
+    known = _read(path)
     if known is not None:
         document, void = document or known.document, max(void, known.void)
         if (document, void) == (known.document, known.void):
@@ -211,7 +210,12 @@ def _fsync(path: str | Path) -> None:
         os.close(descriptor)
 
 
-def _read(content: bytes) -> NoteFile | None:
+def _read(path: Path) -> NoteFile | None:
+    """The note in a file; None if it is damaged or no file. Raises OSError."""
+    if not path.is_file():
+        return None  # opening a pipe would wait for ever
+    with path.open("rb") as file:
+        content = file.read(NOTE_BYTES_MAX)
     try:
         note: NoteFile = _decode(content)
     except (msgspec.MsgspecError, UnicodeDecodeError):

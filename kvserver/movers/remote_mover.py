@@ -77,6 +77,8 @@ from kvserver.wire.orders import (
 
 HEADS_BYTES_MAX = 300_000
 """Bytes of the heads in one report, which has to fit into ORDER_BYTES_MAX."""
+NODES_TOLD_MAX = 256
+"""Nodes in one RemoteIs, which has to fit into ORDER_BYTES_MAX: each name has at most 300 letters of 4 bytes."""
 LEFT_OUT = "cancelled"
 """Fault of a key that a probe has left out, because its report would be too long."""
 OPEN_AGAIN_S = 2.0
@@ -182,7 +184,8 @@ class RemoteMover:
     def _tell_state(self) -> None:
         """Reports and logs the state of the store, if it has changed."""
         alone = self._engine.left_alone() if self._engine is not None else []
-        problem = self._problem[1] if self._problem is not None else ""
+        alone = [safe_text(node) for node in alone[:NODES_TOLD_MAX]]
+        problem = safe_text(self._problem[1]) if self._problem is not None else ""
         now = RemoteIs(problem, alone)
         if now == self._told:
             return

@@ -348,6 +348,8 @@ class ValkeyStore:
     def make_note(self, name: NamespaceName, note: bytes) -> bool:
         with self._connection("note") as to:
             made = to.client.set(self._note_key(name), note, conditional_set=ConditionalChange.ONLY_IF_DOES_NOT_EXIST)
+            if made is None:
+                to.client.get(self._note_key(name))  # an error for a value of another type, which notes() reads as none
             return made is not None
 
     def replace_note(self, name: NamespaceName, note: bytes) -> None:
@@ -444,7 +446,7 @@ class ValkeyStore:
         now_s = time.monotonic()
         if self._settings.is_cluster and now_s - self._nodes_asked_s >= NODES_ASKED_EVERY_S:
             self._nodes_asked_s = now_s
-            with suppress(GlideError, ValueError, TypeError):
+            with suppress(GlideError):
                 self._nodes = node_map(to.client.custom_command(["CLUSTER", "SLOTS"]))
 
     @contextmanager

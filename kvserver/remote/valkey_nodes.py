@@ -5,6 +5,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
+from kvserver.remote.secrets import safe_text
+from kvserver.remote.valkey_answers import OutOfStepError
+
 SLOTS = 16_384
 
 
@@ -29,12 +32,21 @@ class NodeMap:
 
 
 def node_map(told: Any) -> NodeMap:
-    """The map of an answer to CLUSTER SLOTS: a list of [first slot, last slot, [host, port, …], replicas …]."""
-    return NodeMap(sorted((int(start), f"{_text(master[0])}:{master[1]}") for start, _, master, *_ in told))
+    """The map of an answer to CLUSTER SLOTS: a list of [first slot, last slot, [host, port, …], replicas …].
+
+    Raises OutOfStepError for an answer of another shape."""
+    ranges = []
+    for row in told if isinstance(told, list) else [told]:
+        match row:
+            case [int(start), int(), [host, int(port), *_], *_]:
+                ranges.append((start, f"{_text(host)}:{port}"))
+            case _:
+                raise OutOfStepError(f"expected slots and their master, got {type(row).__name__}")
+    return NodeMap(sorted(ranges))
 
 
-def _text(host: bytes | str) -> str:
-    return host.decode(errors="replace") if isinstance(host, bytes) else host
+def _text(host: Any) -> str:
+    return safe_text(host.decode(errors="replace") if isinstance(host, bytes) else host)
 
 
 def info_of(told: bytes) -> dict[str, str]:

@@ -461,7 +461,7 @@ class RemoteIs(Frame, tag="remote-is", frozen=True):
     problem: str
     """Why it is not used; empty if it is."""
     nodes_left_alone: list[str]
-    """Nodes whose breaker is open."""
+    """Nodes whose breaker is open, the first of them in order of their names."""
 
 
 Report = (

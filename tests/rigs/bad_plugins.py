@@ -1,14 +1,18 @@
 """Plug-ins for kvserver that do not keep the contract, each in its own way."""
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
+import msgspec
 from obstore.store import LocalStore, MemoryStore
 
+from kvserver.ipc.inheritance import Inheritance
 from kvserver.remote.objects.clouds import CloudObjects, Place
 from kvserver.remote.objects.driver import Named, Start
 from kvserver.remote.store import Facts, StoreError
+from kvserver.wire.orders import ORDER_BYTES_MAX, RemoteIs, encode
 
 MEMORY: dict[str, MemoryStore] = {}
 """What plug-ins of this process keep, by the option `memory`."""
@@ -121,5 +125,23 @@ class EndsTheProcess(InMemory):
 
     def starts(self, names: Sequence[str], most_bytes: int, *, within_s: float) -> list[Start | StoreError | None]:
         if any(name.count("/") > 3 for name in names):
-            os._exit(7)
+            self.ends()
         return super().starts(names, most_bytes, within_s=within_s)
+
+    def ends(self) -> None:
+        os._exit(7)
+
+
+class TellsTooMuch(EndsTheProcess):
+    """Its process reports more than the brain reads."""
+
+    def ends(self) -> None:
+        control = msgspec.json.decode(sys.argv[1], type=Inheritance).control
+        os.write(control, encode(RemoteIs("", ["n" * ORDER_BYTES_MAX])))
+
+
+class TellsNonsense(EndsTheProcess):
+    """Its process reports what is no report."""
+
+    def ends(self) -> None:
+        os.write(msgspec.json.decode(sys.argv[1], type=Inheritance).control, b"no report")

@@ -45,15 +45,18 @@ def test_two_servers_share_a_plug_in_of_sixty_lines(examples: None, tmp_path: Pa
         until("the copies of the other server to go", lambda: second.lookup(story).chunks == 0)
 
 
-def test_a_plug_in_that_ends_its_process_costs_what_is_in_its_store_and_nothing_else(examples: None) -> None:
+@pytest.mark.parametrize("kind", ["EndsTheProcess", "TellsTooMuch", "TellsNonsense"])
+def test_a_plug_in_that_ends_its_process_costs_what_is_in_its_store_and_nothing_else(examples: None, kind: str) -> None:
     story, unknown = prompt(4, CHUNKS), prompt(5, CHUNKS)
-    with server_with("tests.rigs.bad_plugins:EndsTheProcess") as server, Engine(server.path).ready() as engine:
+    with server_with(f"tests.rigs.bad_plugins:{kind}") as server, Engine(server.path).ready() as engine:
         brain = server.brain_pid()
         until("a mover", lambda: server.status().remote.usable)
         assert engine.store(story).chunks == CHUNKS
         until("the mover to end", lambda: engine.lookup(unknown).chunks == 0 and "mover gone" in server.log())
         assert engine.lookup(story).chunks == CHUNKS
         assert engine.retrieve(story) == CHUNKS
+        assert counted(server, "mover_restarts") > 0
+        until("another mover", lambda: server.status().remote.usable)
         assert server.brain_pid() == brain
 
 

@@ -7,7 +7,7 @@ import threading
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self, cast
 
 import pytest
 
@@ -17,10 +17,11 @@ from kvserver.ipc.fd_sockets import Receiver, pair, send
 from kvserver.movers import remote_store
 from kvserver.movers.remote_checks import digest_of
 from kvserver.movers.remote_engine import LISTENED_BYTES_MAX
-from kvserver.movers.remote_mover import HEADS_BYTES_MAX, LEFT_OUT, RemoteMover
+from kvserver.movers.remote_mover import HEADS_BYTES_MAX, LEFT_OUT, NODES_TOLD_MAX, RemoteMover
 from kvserver.movers.remote_store import check, open_store
 from kvserver.remote.announcement import pack
-from kvserver.remote.chunk_value import Head, NamespaceName, Shard, decode, encode, head_bytes
+from kvserver.remote.breaker import FAILURES_MAX
+from kvserver.remote.chunk_value import ChunkName, Head, NamespaceName, Shard, decode, encode, head_bytes
 from kvserver.remote.store import Facts, Store, StoreError
 from kvserver.transfer.native import digest_sum
 from kvserver.wire.orders import (
@@ -206,7 +207,7 @@ def test_a_chunk_that_is_not_there_any_more_is_gone(remote: Remote) -> None:
 
 
 def test_what_a_store_tells_of_itself_fits_into_a_report(tmp_path: Path) -> None:
-    """The brain reads no longer one, and ends of what it cannot read."""
+    """The brain reads no longer one, and kills the mover that sent it."""
     told = Facts("directory", "9" * ORDER_BYTES_MAX, evicts=None, warnings=("x" * ORDER_BYTES_MAX,))
     (remote,) = parse(f"a=file://{tmp_path}")
     end, other = pair()
@@ -214,6 +215,48 @@ def test_what_a_store_tells_of_itself_fits_into_a_report(tmp_path: Path) -> None
         facts = RemoteMover(end, memoryview(b""), remote, lambda *_: None)._facts(told)
     assert len(packed(Ready(1, told.kind, facts))) < ORDER_BYTES_MAX
     assert any(text.startswith("999") for _, text in facts)
+
+
+class AloneStore:
+    """A store whose nodes are all away. Each chunk belongs to a node of its own, with a long name."""
+
+    long = "\U0001f4a7" * 2000
+
+    def node_of(self, name: ChunkName) -> str:
+        return name.key.hex() + self.long
+
+    def facts(self) -> Facts:
+        raise StoreError("remote-down", self.long)
+
+    def heads(self, names: Sequence[ChunkName], shards: int) -> NoReturn:
+        raise StoreError("remote-down", self.long)
+
+    def close(self) -> None: ...
+
+
+def test_nodes_that_are_left_alone_fit_into_a_report_however_many_they_are_and_whatever_their_names(
+    tmp_path: Path,
+) -> None:
+    (remote,) = parse(f"a=file://{tmp_path}")
+    with Door(remote, opens=lambda _: cast(Store, AloneStore())) as door:
+        keys = b"".join(name_of(seed).key for seed in range(NODES_TOLD_MAX + 9))
+        for job in range(FAILURES_MAX):
+            door.tell(ProbeRemote(job, NAMESPACE.namespace, EPOCH, keys, 1))
+        told: Report | None = None
+        while not isinstance(told, RemoteIs) or len(told.nodes_left_alone) < NODES_TOLD_MAX:
+            told = door.next()
+        assert len(packed(RemoteIs(AloneStore.long[:300], told.nodes_left_alone))) < ORDER_BYTES_MAX
+
+
+def test_why_a_store_cannot_be_opened_fits_into_a_report(tmp_path: Path) -> None:
+    def opens(_: Remote) -> Store:
+        raise StoreError("remote-down", "planted " + "x" * ORDER_BYTES_MAX)
+
+    (remote,) = parse(f"a=file://{tmp_path}")
+    with Door(remote, opens=opens) as door:
+        told = door.next()
+        assert isinstance(told, RemoteIs)
+        assert told.problem.startswith("planted")
 
 
 def test_notes_are_read_made_once_and_replaced(remote: Remote) -> None:

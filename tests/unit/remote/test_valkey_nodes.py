@@ -2,7 +2,11 @@
 
 import random
 
+import pytest
+from glide_sync import GlideClusterClient
+
 from kvserver.remote.valkey import Settings, ValkeyStore
+from kvserver.remote.valkey_answers import OutOfStepError
 from kvserver.remote.valkey_nodes import NodeMap, node_map, slot_of
 from tests.rigs.remote_chunks import name_of
 from tests.rigs.valkey_server import ValkeyCluster
@@ -27,6 +31,36 @@ def test_a_key_belongs_to_the_master_of_its_range() -> None:
         slot = slot_of(key)
         assert nodes.node_of(key) == ("one:1" if slot <= 100 else "three:3" if slot < 8000 else "two:2")
     assert NodeMap().node_of(b"any") == ""
+
+
+ODD = [
+    None,
+    b"slots",
+    {0: 1},
+    [7],
+    [[0, 5]],
+    [[0, 5, []]],
+    [[0, 5, [b"host"]]],
+    [[0, 5, {b"host": b"one"}]],
+    [[0, 5, 7]],
+    [[None, 5, [b"one", 1]]],
+    [[float("inf"), 5, [b"one", 1]]],
+    [[0, 5, [b"one", 1]], [6, 7, []]],
+]
+
+
+@pytest.mark.parametrize("told", ODD, ids=repr)
+def test_a_cluster_that_tells_its_slots_in_another_shape_is_a_single_node(
+    cluster: ValkeyCluster, told: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(OutOfStepError, match="expected slots"):
+        node_map(told)
+    monkeypatch.setattr(GlideClusterClient, "custom_command", lambda *_: told)
+    addresses = tuple(("127.0.0.1", server.port) for server in cluster.servers)
+    store = ValkeyStore(Settings(addresses, is_cluster=True, **PATIENT))
+    assert store.heads([name_of(1)], 1) == [None]
+    assert store.node_of(name_of(1)) == ""
+    store.close()
 
 
 def test_a_store_knows_the_nodes_of_its_cluster_after_its_first_probe(cluster: ValkeyCluster) -> None:
