@@ -58,10 +58,11 @@ SHAPES = {"1x1m": ([MIB], 256), "1x4m": ([4 * MIB], 64), "8x4m": ([4 * MIB] * 8,
 """Shards of a chunk, and chunks of a round."""
 DEADLINE_S = 30.0
 STATES = ("none", "twin", "healthy", "stopped", "dead")
+"""States of the stores whose servers are asked."""
 BARE = ("none", "twin")
 """Without a store."""
 ROUNDS_OF_SERVERS = 7
-"""States of the stores whose servers are asked."""
+"""Then all servers are started anew."""
 WARM_UP = 1
 """Rounds that do not count. Memory is new in them, the server's and ours, and new pages cost more than copies."""
 PROBED = 16

@@ -23,7 +23,7 @@ INLINE_BYTES_MAX = 1 << 20
 """Bytes that such payloads may have on average. Larger ones lie in fragments."""
 FRAGMENT_BYTES_MAX = 8 << 20
 FRAGMENTS_MAX = 1 << 16
-"""Fragments of a chunk that is read: twice as many as the largest has that is written. A probe names each of them."""
+"""Fragments of a chunk that is read. A probe names each of them. With 8 MiB each, as they are written: 512 GiB."""
 CHECK_BYTES = 16
 FIXED = struct.Struct("<8sHHI32s32s32sQQQ")
 """Magic, format, shards, bytes of a fragment (0: payloads follow), namespace, key, parent, epoch, write, time."""

@@ -38,7 +38,7 @@ def turn(core: Core, tier: RemoteTier, now_ns: int) -> None:
             return
         node, space = next(iter(tier.queue.items()))
         epoch = tier.epoch_of(space, now_ns)
-        if _must_wait(core, tier, space, now_ns):
+        if _must_wait(core, space, epoch):
             tier.queue.move_to_end(node)
             continue
         count = sum(space.parts[part].payload_bytes for part in _parts(space, node))
@@ -71,7 +71,7 @@ def _queue_used(core: Core, tier: RemoteTier, now_ns: int) -> None:
         for node in reversed(chain):
             if len(tier.queue) >= QUEUE_MAX:
                 tier.count("remote_dropped")
-                if _must_wait(core, tier, space, now_ns) or not _makes_room(core, tier, now_ns):
+                if _must_wait(core, space, tier.epoch_of(space, now_ns)) or not _makes_room(core, tier, now_ns):
                     break
             if _is_left_out(core, tier, space, node, now_ns) and not tier.is_announced(space, node.key, now_ns):
                 tier.leave_out(tail, now_ns + LEFT_OUT_MS * MILLISECOND_NS)
@@ -80,15 +80,15 @@ def _queue_used(core: Core, tier: RemoteTier, now_ns: int) -> None:
             tier.queue[node] = space
 
 
-def _must_wait(core: Core, tier: RemoteTier, space: Space, now_ns: int) -> bool:
+def _must_wait(core: Core, space: Space, epoch: int | None) -> bool:
     """The namespace's note is being read, or cannot be read, or the store is away. Other namespaces go on."""
-    return tier.epoch_of(space, now_ns) is None and core.chunks.spaces.get(space.digest) is space
+    return epoch is None and core.chunks.spaces.get(space.digest) is space
 
 
 def _makes_room(core: Core, tier: RemoteTier, now_ns: int) -> bool:
     """Takes out the first chunk if it has to wait: a namespace whose note is never read must not fill the queue."""
     node, space = next(iter(tier.queue.items()))
-    if not _must_wait(core, tier, space, now_ns):
+    if not _must_wait(core, space, tier.epoch_of(space, now_ns)):
         return False
     del tier.queue[node]
     _offer_again(tier, node)

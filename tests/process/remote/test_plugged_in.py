@@ -46,7 +46,7 @@ def test_two_servers_share_a_plug_in_of_sixty_lines(examples: None, tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", ["EndsTheProcess", "TellsTooMuch", "TellsNonsense"])
-def test_a_plug_in_that_ends_its_process_costs_what_is_in_its_store_and_nothing_else(examples: None, kind: str) -> None:
+def test_a_plug_in_whose_mover_ends_costs_what_is_in_its_store_and_nothing_else(examples: None, kind: str) -> None:
     story, unknown = prompt(4, CHUNKS), prompt(5, CHUNKS)
     with server_with(f"tests.rigs.bad_plugins:{kind}") as server, Engine(server.path).ready() as engine:
         brain = server.brain_pid()

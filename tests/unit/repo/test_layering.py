@@ -82,12 +82,17 @@ WHEN_ASKED_FOR = {
 }
 """Imports that every start would pay for, and that few servers need."""
 
-STORES = {"glide_sync", "obstore", "mooncake", "kvserver.movers.remote_store", "kvserver.remote.store"} | {
+STORES = {
+    "glide_sync",
+    "obstore",
+    "mooncake",
+    "kvserver.movers.remote_store",
     "kvserver.remote.objects",
+    "kvserver.remote.store",
 }
-"""What a server without a remote store has no use for."""
+"""A server without a remote store needs none of them."""
 SETTINGS = {"tomllib"}
-"""What reads a file of settings. The command does that, for all processes."""
+"""The command alone reads a file of settings, for all processes."""
 
 QUICK_START = tuple(f"kvserver.cli.{name}" for name in ("main", "admin", "asking", "remote"))
 """Modules that `kvserver --help` loads: they import others when a command runs."""
