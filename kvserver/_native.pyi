@@ -92,6 +92,28 @@ class Namer:
     def name(self, tokens: Tokens, chunk_tokens: int, before: bytes) -> Naming:
         """Starts chain_keys() in the thread. All tokens must have been added; `tokens` cannot be used afterwards."""
 
+class Marker:
+    """Makes the marks of a namespace's chunks in a remote store, under one epoch (docs/remote-format.md).
+
+    Namespace and key together: at most 120 bytes. epoch: 64 bits."""
+
+    def __init__(self, namespace: bytes, epoch: int) -> None: ...
+    def of(self, key: bytes) -> int:
+        """64 bits that stand for a chunk; the lowest two are 0 and make room for a kind."""
+
+class MarkTable:
+    """A table of marks with kinds. Its size is fixed: a new mark takes the place of another one when all places in
+    which it may lie are taken, first of all of one whose kind is GONE."""
+
+    def __init__(self, most: int) -> None:
+        """most: marks, a power of two and at least four."""
+    def put(self, mark: int) -> int:
+        """Takes a mark with its kind. Returns the mark of another chunk whose place it took; 0: of none."""
+    def kind(self, mark: int) -> int:
+        """The kind with which a mark of kind 0 is there; 0: it is not there."""
+    def kind_of(self, marker: Marker, key: bytes) -> int:
+        """The same for the mark of a chunk. Nearly every lookup that misses asks, so it is one call."""
+
 # ---------------------------------------------------------------- digests of payloads
 
 DIGEST_PAYLOAD_BYTES_MAX: int  # 4 GiB

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "bind/bind.h"
+#include "keys/marks.h"
 #include "keys/namer.h"
 
 namespace kv {
@@ -149,6 +150,25 @@ void bind_keys(nb::module_& module) {
                 return namer.name(tokens.take(chunk_tokens, unpack_one<Digest>(before, "before")));
             },
             "tokens"_a, "chunk_tokens"_a, "before"_a);
+
+    nb::class_<Marker>(module, "Marker")
+        .def(
+            "__init__",
+            [](Marker* marker, const nb::bytes& name_space, uint64_t epoch) {
+                new (marker) Marker(bytes_of(name_space), epoch);
+            },
+            "namespace"_a, "epoch"_a)
+        .def("of", [](const Marker& marker, const nb::bytes& key) { return marker.of(bytes_of(key)); }, "key"_a);
+    nb::class_<MarkTable>(module, "MarkTable")
+        .def(nb::init<size_t>(), "most"_a)
+        .def("put", &MarkTable::put, "mark"_a)
+        .def("kind", &MarkTable::kind, "mark"_a)
+        .def(
+            "kind_of",
+            [](const MarkTable& table, const Marker& marker, const nb::bytes& key) {
+                return table.kind(marker.of(bytes_of(key)));
+            },
+            "marker"_a, "key"_a);
 }
 
 }  // namespace kv

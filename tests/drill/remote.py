@@ -195,8 +195,8 @@ BUGS = (
         "P8",
         "a miss is never the one to be tried",
         f"{STATE}/passing.py",
-        r"self\.announcements\.untried > 0 and not",
-        "not",
+        r"self\.announcements\.untried > 0 and ",
+        "",
     ),
     Bug(
         "P8",
@@ -205,7 +205,7 @@ BUGS = (
         r"self\.try_from_ns = now_ns \+ [^\n]*",
         "pass",
     ),
-    Bug("P8", "an announced chunk is passed over", f"{STATE}/passing.py", r"not self\.in_store\.has[^\n]*", "True"),
+    Bug("P8", "an announced chunk is passed over", f"{STATE}/passing.py", r"self\.in_store\.kind_of[^\n]*", "True"),
     Bug(
         "P8",
         "a chunk that was found by a try makes nothing doubtful",

@@ -71,8 +71,6 @@ def _is_passed_over(core: Core, space: Space, key: bytes, tokens: int, now_ns: i
         if passing.marker is not None:
             passed.append(passing)
     if passed:
-        for passing in passed:
-            passing.announcements.passed_over()
         core.lookup_counts.passed_over(passed)
     return True
 

@@ -8,9 +8,10 @@ chunk's mark and a look at what is known of it.
 
 from dataclasses import dataclass
 
-from kvserver.remote.announcement import WRITTEN, Marker, Marks
+from kvserver.remote.announcement import WRITTEN
 from kvserver.service.state.announcements import Announcements
 from kvserver.service.telling.counters import RemoteCounts
+from kvserver.transfer.native import Marker, MarkTable
 
 
 @dataclass(slots=True, frozen=True, eq=False, kw_only=True)
@@ -19,7 +20,7 @@ class Passing:
 
     from_ns: int
     until_ns: int
-    in_store: Marks
+    in_store: MarkTable
     """Marks of what was told of chunks in the store."""
     forgotten: int
     """Of KnownChunks, when this was made. It holds no longer when that has changed."""
@@ -32,4 +33,10 @@ class Passing:
         """The store is not asked for the chunk: no epoch counts, or nobody has told of it and no try is due."""
         if self.marker is None:
             return True
-        return self.announcements.untried > 0 and not self.in_store.has(self.marker.of(key) | WRITTEN)
+        return self.announcements.untried > 0 and self.in_store.kind_of(self.marker, key) != WRITTEN
+
+    def passed_over(self) -> None:
+        """Counts a chunk of which nobody has told: it was looked up, and is not looked for."""
+        if self.announcements.untried:  # else the next one is tried, and does not come here
+            self.announcements.passed_over()
+        self.counts.add("remote_unannounced", 1)

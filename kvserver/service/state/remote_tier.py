@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from kvserver.config.remotes import Remote
 from kvserver.index.eviction import CAME, REMOTE
 from kvserver.index.space import Node, Space
-from kvserver.remote.announcement import GONE, STORED, UNKNOWN, Kind, KnownChunks, Marker, foretold, mark_of
+from kvserver.remote.announcement import GONE, STORED, UNKNOWN, Kind, KnownChunks, foretold, mark_of
 from kvserver.remote.chunk_value import Head
 from kvserver.remote.epoch_lease import EpochLease
 from kvserver.service.state.announcements import DOUBTED_MS, MILLISECOND_NS, Announcements
@@ -23,6 +23,7 @@ from kvserver.service.state.passing import Passing
 from kvserver.service.state.pledges import Pledge
 from kvserver.service.telling.counters import RemoteCount, RemoteCounts, RemoteWanted
 from kvserver.tiers.placement import Rate
+from kvserver.transfer.native import Marker
 from kvserver.wire.messages import KEY_BYTES
 from kvserver.wire.orders import Order, RemoteIs
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from kvserver.index.space import Node, Space
-from kvserver.service.telling.counters import Counters, RemoteCounts
+from kvserver.service.telling.counters import Counters
 from kvserver.service.telling.reuse import Reuse
 from kvserver.wire.messages import KEY_BYTES
 
@@ -38,11 +38,10 @@ class LookupResult(NamedTuple):
     """Why the prefix ends."""
 
 
-class Counted(Protocol):
-    """Whatever has the counts of a remote store."""
+class PassedOver(Protocol):
+    """A remote store that is not asked for what a lookup missed."""
 
-    @property
-    def counts(self) -> RemoteCounts: ...
+    def passed_over(self) -> None: ...
 
 
 class LookupCounts:
@@ -53,8 +52,8 @@ class LookupCounts:
         self._reuse = reuse
         self._nobodys = counters.lookup_tokens_of("")
         self._results: list[LookupResult] = []
-        self._passed: list[Sequence[Counted]] = []
-        """Remote stores that were not asked for what a lookup missed, lookup by lookup."""
+        self._passed: list[Sequence[PassedOver]] = []
+        """Stores that were not asked for what a lookup missed, lookup by lookup."""
 
     def note(self, result: LookupResult) -> None:
         """Queues the result of one lookup."""
@@ -63,8 +62,8 @@ class LookupCounts:
         if len(self._results) == RESULTS_MAX:
             self.settle()
 
-    def passed_over(self, by: Sequence[Counted]) -> None:
-        """Queues a miss that these remote stores, one at least, were not asked for. Its result is queued before."""
+    def passed_over(self, by: Sequence[PassedOver]) -> None:
+        """Queues a miss that these stores, one at least, were not asked for. Its result is queued before."""
         self._passed.append(by)
 
     def settle(self) -> None:
@@ -73,7 +72,7 @@ class LookupCounts:
         for by in self._passed:
             counters.add("remote_unannounced")
             for store in by:
-                store.counts.add("remote_unannounced", 1)
+                store.passed_over()
         self._passed.clear()
         for result in self._results:
             space = result.space

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvserver.remote.announcement import STORED, WAYS, WRITTEN, KnownChunks, pack
+from kvserver.remote.announcement import STORED, WRITTEN, KnownChunks, pack
 from kvserver.service.base.events import MoverGone
 from kvserver.service.state import remote_tier
 from kvserver.service.state.announcements import HEARD_MS, MILLISECOND_NS, Announcements
@@ -61,12 +61,12 @@ def test_announcements_are_believed_until_a_try_is_due_and_until_they_are_too_ol
 
 
 def test_no_miss_is_passed_over_any_more_once_more_was_told_than_can_be_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_tier, "KnownChunks", lambda: KnownChunks(WAYS))
+    monkeypatch.setattr(remote_tier, "KnownChunks", lambda: KnownChunks(4))
     rig = Announcing()
     while len(listens := rig.asked(ListenRemote)) == rig.listened:
         rig.pass_time(rig.bounds.remote_listen_ms)
     misses(rig, 2)
-    told = [4 * number + WRITTEN for number in range(1, WAYS + 2)]
+    told = [4 * number + WRITTEN for number in range(1, 6)]
     rig.report(rig.mover, RemoteHeard(listens[-1].job, "", pack(told), True))
     assert rig.client.lookup(KEYS).coming == CHUNKS, "what was forgotten may have told of it"
 
