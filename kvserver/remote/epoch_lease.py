@@ -37,6 +37,8 @@ class EpochLease:
         """Answers to what began before do not count: a Clear of our own came between."""
         self._next_read_s = float("-inf")
         self._clearing = 0
+        self._contradictions = 0
+        """Makings in a row that found a note, each after a read that found none."""
         self._dropping: tuple[int, float] | None = None
         """The epoch that counts once our own copies are dropped, and until when."""
 
@@ -54,6 +56,12 @@ class EpochLease:
     def until_s(self) -> float:
         """When its epoch ceases to count if nothing comes between; it may be over."""
         return self._until_s
+
+    @property
+    def contradictions(self) -> int:
+        """How often in a row a store that had no note when it was read had one when it was made. The first is no fault:
+        another server was first. After each further one the note is read no sooner than usual."""
+        return self._contradictions
 
     def wants_read(self, now_s: float) -> bool:
         """Whether the caller should read the note now. It counts as begun."""
@@ -75,8 +83,13 @@ class EpochLease:
 
     def was_made(self, epoch: int, *, is_first: bool, began_s: float) -> Step:
         """Ends the making or replacement of a note. is_first: nobody else had made one. Otherwise it is read again."""
-        if not is_first or began_s < self._floor_s or self._clearing:
+        if began_s < self._floor_s or self._clearing:
             self._next_read_s = float("-inf")
+            return ""
+        if not is_first:
+            self._contradictions += 1
+            if self._contradictions == 1:
+                self._next_read_s = float("-inf")
             return ""
         return self._believe(epoch, began_s)
 
@@ -106,6 +119,7 @@ class EpochLease:
             self._dropping = None
 
     def _believe(self, epoch: int, began_s: float) -> Step:
+        self._contradictions = 0
         until_s = began_s + LEASE_S
         if self._seen is not None and epoch != self._seen:
             self._dropping = (epoch, until_s)

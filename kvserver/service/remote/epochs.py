@@ -21,6 +21,8 @@ from kvserver.wire.orders import ReadRemoteNote, RemoteNoteRead, RemoteNoteWritt
 
 TRY_AGAIN_MS = 500
 """Pause after a clear that the store did not take."""
+CONTRADICTION = "contradiction"
+"""Fault of a note that was absent when it was read, and existed when it was to be made, again and again."""
 
 
 def tick(core: Core, tier: RemoteTier, now_ns: int) -> None:
@@ -48,6 +50,8 @@ def _is_known(core: Core) -> bool:
 
 def note_read(core: Core, tier: RemoteTier, job: NoteJob, report: RemoteNoteRead, now_ns: int) -> None:
     known = tier.epochs[job.digest]
+    if report.fault:
+        tier.failed("note", report.fault)
     if report.fault or known.owes_clear:
         return
     note = NamespaceNote(report.epoch, report.document) if report.state == "here" else None
@@ -60,10 +64,18 @@ def note_read(core: Core, tier: RemoteTier, job: NoteJob, report: RemoteNoteRead
 
 def note_written(core: Core, tier: RemoteTier, job: NoteJob, report: RemoteNoteWritten, now_ns: int) -> None:
     known = tier.epochs[job.digest]
+    if report.fault:
+        tier.failed("note", report.fault)
     if job.kind == "clear":
         clear_ended(core, tier, job, now_ns, is_done=not report.fault)
     elif not report.fault and not known.owes_clear:
+        before = known.lease.contradictions
         step = known.lease.was_made(job.epoch, is_first=report.is_first, began_s=job.began_ns / 1e9)
+        if known.lease.contradictions > max(before, 1):
+            tier.failed("note", CONTRADICTION)
+            if before == 1:  # one alone is a race that another server has won
+                name = ("namespace", job.digest[:6].hex())
+                core.log("remote note contradictory", name, *tier.named, level=logging.WARNING)
         _heed(core, tier, known, job.digest, step)
 
 

@@ -315,7 +315,7 @@ class RemoteTier:
         self.counts.add(what, number)
 
     def failed(self, wanted: RemoteWanted, fault: str) -> None:
-        """Counts a chunk that the store did not give or take, or a call for announcements."""
+        """Counts a chunk that the store did not give or take, or a call for announcements or a note."""
         self._out.counters.remote_failed(wanted, fault)
         self.counts.failed(wanted, fault)
 

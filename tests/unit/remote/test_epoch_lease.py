@@ -356,3 +356,19 @@ def test_the_drop_of_our_own_copies_ends_after_a_clear_of_our_own_without_effect
     lease.clear_ended(epoch, began_s=0.2, now_s=0.3, is_done=True)
     lease.dropped_local()
     assert lease.epoch(0.4) == 9
+
+
+def test_a_store_that_contradicts_itself_about_a_note_is_asked_no_more_often_than_one_that_fails() -> None:
+    """The first time another server may have been first, so the note is read at once."""
+    lease, now_s, reads = EpochLease(last_seen=None, fresh=lambda: 5), 100.0, []
+    while now_s < 100.0 + 20 * READ_EVERY_S:
+        if lease.wants_read(now_s):
+            reads.append(now_s)
+            assert lease.was_read(None, is_damaged=False, began_s=now_s) == "make"
+            assert lease.was_made(5, is_first=False, began_s=now_s) == ""
+        now_s += READ_EVERY_S / 8
+    assert reads[1] - reads[0] < READ_EVERY_S, "a race is over at once"
+    assert all(later - earlier >= READ_EVERY_S for earlier, later in itertools.pairwise(reads[1:]))
+    assert lease.contradictions == len(reads) >= 20
+    assert lease.was_read(NamespaceNote(6, b""), is_damaged=False, began_s=now_s) == ""
+    assert (lease.epoch(now_s), lease.contradictions) == (6, 0)

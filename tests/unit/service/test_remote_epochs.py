@@ -10,12 +10,12 @@ from kvserver.config.remotes import NAME_CHARS_MAX, REMOTES_MAX, parse
 from kvserver.remote import namespace_note
 from kvserver.remote.chunk_value import NamespaceName
 from kvserver.remote.namespace_note import NOTE_BYTES_MAX, NamespaceNote
-from kvserver.service.base.effects import PutNamespace
+from kvserver.service.base.effects import Log, PutNamespace
 from kvserver.service.base.events import ArenaGrew, Tick
 from kvserver.service.service import Service
 from kvserver.tiers.records import DOCUMENT_BYTES_MAX, decode_document, encode_document
 from kvserver.wire.messages import REGION_RUNS_MAX, Clear, GroupSpec, RegionRun, Registered
-from kvserver.wire.orders import ProbeRemote, ReadRemoteNote, RemoteNoteRead, WriteRemoteNote
+from kvserver.wire.orders import ProbeRemote, ReadRemoteNote, RemoteNoteRead, RemoteNoteWritten, WriteRemoteNote
 from tests.rigs.brain_rig import CHUNK_TOKENS, NAMESPACE, SLAB_BYTES, Client, Rig, chain
 from tests.rigs.disk_rig import DiskRig
 from tests.rigs.remote_rig import EPOCH, RemoteRig
@@ -139,3 +139,32 @@ def test_no_chunk_is_looked_for_between_a_clear_and_the_order_to_tell_the_store(
     rig.report(rig.mover, RemoteNoteRead(rig.asked(ReadRemoteNote)[-1].job, "", "here", EPOCH, b""))
     rig.wait_ms(10)
     assert [order.namespace for order in rig.asked(WriteRemoteNote)] == [NAMESPACE]
+
+
+def test_a_store_that_contradicts_itself_about_a_note_is_asked_once_a_second_and_named() -> None:
+    """It has no note when it is asked, and has one when it is to be made. It was asked again at each tick."""
+    rig, answered = RemoteRig(), 1
+    for _ in range(200):
+        rig.wait_ms(50)
+        for read in rig.asked(ReadRemoteNote)[answered:]:
+            answered += 1
+            rig.report(rig.mover, RemoteNoteRead(read.job, "", "absent", 0, b""))
+            rig.report(rig.mover, RemoteNoteWritten(rig.asked(WriteRemoteNote)[-1].job, "", False))
+    assert 10 <= answered <= 13
+    assert rig.core.counters.remote_failures == {("note", "contradiction"): answered - 2}
+    assert rig.core.remotes[0].counts.failures == {("note", "contradiction"): answered - 2}
+    events = [effect.event for effect in rig.effects if isinstance(effect, Log)]
+    assert events.count("remote note contradictory") == 1
+
+
+@pytest.mark.parametrize("kind", ["read", "write"])
+def test_a_note_that_the_store_does_not_give_or_take_is_counted(kind: str) -> None:
+    rig = RemoteRig()
+    rig.wait_ms(1_100)
+    read = rig.asked(ReadRemoteNote)[-1]
+    if kind == "read":
+        rig.report(rig.mover, RemoteNoteRead(read.job, "remote-denied", "absent", 0, b""))
+    else:
+        rig.report(rig.mover, RemoteNoteRead(read.job, "", "absent", 0, b""))
+        rig.report(rig.mover, RemoteNoteWritten(rig.asked(WriteRemoteNote)[-1].job, "remote-denied", True))
+    assert rig.core.counters.remote_failures == {("note", "remote-denied"): 1}

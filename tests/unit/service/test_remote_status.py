@@ -74,6 +74,7 @@ def test_failures_are_a_trouble_and_what_passes_by_itself_is_none() -> None:
     counters = Counters()
     for fault in ("remote-full", "digest", *problems.PASSING):
         counters.remote_failed("read", fault)
+    counters.remote_failed("note", "remote-denied")  # no chunk, and a warning as long as it lasts
     counters.add("remote_dropped")
     assert problems.troubles(counters, []) == {
         "chunks that the remote store did not give or take": 2,
