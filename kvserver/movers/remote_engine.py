@@ -32,6 +32,9 @@ LISTENED_BYTES_MAX = 8192
 """A Listen gives no more at a time: the brain serves nobody while it takes them in."""
 LISTENERS_MAX = 256
 """Namespaces whose announcements are read on from the last place; others begin anew."""
+NODES_MAX = 1024
+"""Nodes whose breakers are kept; a Valkey cluster is said to have at most about a thousand. More only take turns: then
+the one that was used least recently is forgotten."""
 WAITED_S_MAX = 10.0
 """A call for a note or for announcements that has waited so long behind others is not made. A store that does not
 answer takes its deadline for each, and the brain kills a mover that holds an order for too long."""
@@ -178,7 +181,8 @@ class RemoteEngine:
         """Job -> whether it was cancelled."""
         self._since_s: dict[int, float] = {}
         """Job -> when it came."""
-        self._nodes: dict[str, _Node] = {}
+        self._nodes: OrderedDict[str, _Node] = OrderedDict()
+        """Those that were used, the least recently used first, without those that the store has no more."""
         self._is_closed = False
         self._failure: BaseException | None = None
         """What ended a thread: a mistake of ours, for stores raise StoreError alone."""
@@ -305,6 +309,7 @@ class RemoteEngine:
             with self._lock:
                 if self._closing.wait_for(lambda: self._is_closed, timeout=TRY_EVERY_S):
                     return
+                self._forget_nodes(self._store.nodes())
                 now_s = time.monotonic()
                 wanted = [node for node in self._nodes.values() if node.breaker.wants_try(now_s)]
             for node in wanted:
@@ -458,8 +463,16 @@ class RemoteEngine:
         with self._lock:
             if node not in self._nodes:
                 self._nodes[node] = _Node(self._chance)
+                if len(self._nodes) > NODES_MAX:
+                    self._nodes.popitem(last=False)
+            self._nodes.move_to_end(node)
             self._nodes[node].known = name
             return self._nodes[node]
+
+    def _forget_nodes(self, remaining: frozenset[str]) -> None:
+        """Forgets nodes that the store has no more. Calls to them that are under way end as ever."""
+        for gone in self._nodes.keys() - remaining:
+            del self._nodes[gone]
 
     def _end(self, ended: Ended) -> None:
         with self._lock:

@@ -95,6 +95,9 @@ class DirectoryStore:
     def node_of(self, name: ChunkName) -> str:
         return self._node
 
+    def nodes(self) -> frozenset[str]:
+        return frozenset({self._node})
+
     def heads(self, names: Sequence[ChunkName], shards: int) -> list[Head | StoreError | WrongValue | None]:
         due_s = time.monotonic() + self._probe_s
         found = [self._head(name, head_bytes(shards), due_s, counts=True) for name in names]

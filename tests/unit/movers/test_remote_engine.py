@@ -50,9 +50,13 @@ class Watched(DirectoryStore):
         self.gate.set()
         self.dead: set[str] = set()
         self.code = "remote-down"
+        self.names = ["even", "odd"]
 
     def node_of(self, name: ChunkName) -> str:
-        return "even" if name.key[0] % 2 == 0 else "odd"
+        return self.names[name.key[0] % len(self.names)]
+
+    def nodes(self) -> frozenset[str]:
+        return frozenset(self.names)
 
     def heads(self, names: Sequence[ChunkName], shards: int) -> list:
         self.begun.append(f"heads {len(names)}")
@@ -367,6 +371,35 @@ def test_a_probe_with_many_names_of_a_dead_node_is_one_failure(scene: Scene) -> 
     scene.store.dead.add("odd")
     assert set(scene.run(lambda job: Probe(job, names, 3)).faults) == {"remote-down"}
     assert scene.engine.left_alone() == []
+
+
+def test_nodes_that_a_cluster_has_no_more_are_forgotten_and_others_are_left_alone_as_before(scene: Scene) -> None:
+    names = tuple(name_of(seed) for seed in range(2 * FAILURES_MAX))
+    scene.store.dead |= {"even", "odd"}
+    for _ in range(FAILURES_MAX):
+        scene.run(lambda job: Probe(job, names, 3))
+    assert scene.engine.left_alone() == ["even", "odd"]
+    for round_ in range(3):
+        scene.store.names[0] = f"new {round_}"
+        scene.run(lambda job: Probe(job, names, 3))
+        until("others to be forgotten", lambda: set(scene.engine._nodes) == set(scene.store.names))
+        assert scene.engine.left_alone() == ["odd"]
+
+
+def test_a_cluster_with_more_nodes_than_the_bound_is_served_and_the_last_used_ones_are_known(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_engine, "NODES_MAX", 4)
+    scene.store.names[:] = [f"{number}" for number in range(10)]
+    (first,), dead = seeds_of("3", 1, scene), seeds_of("7", FAILURES_MAX, scene)
+    scene.store.dead.add("7")
+    for seed in dead:
+        scene.run(lambda job, seed=seed: Probe(job, (name_of(seed),), 3))
+    for seed in range(50):
+        name = name_of(first if seed % 2 else seed)
+        assert scene.run(lambda job, name=name: Probe(job, (name, name_of(dead[0])), 3)).faults[-1] == "left-alone"
+        assert len(scene.engine._nodes) <= 4
+    assert scene.engine.left_alone() == ["7"]
 
 
 def test_a_full_store_is_not_left_alone(scene: Scene) -> None:

@@ -225,6 +225,9 @@ class AloneStore:
     def node_of(self, name: ChunkName) -> str:
         return name.key.hex() + self.long
 
+    def nodes(self) -> frozenset[str]:
+        return frozenset(self.node_of(name_of(seed)) for seed in range(NODES_TOLD_MAX + 9))
+
     def facts(self) -> Facts:
         raise StoreError("remote-down", self.long)
 
