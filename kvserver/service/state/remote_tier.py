@@ -532,6 +532,11 @@ class RemoteTier:
         """Namespaces that were cleared here, and the store does not know yet."""
         return sum(known.owes_clear for known in self.epochs.values())
 
+    @property
+    def clears_waiting(self) -> int:
+        """Clears that the store does not know yet, one for each namespace and each caller who waits for it."""
+        return sum(max(len(known.clears), known.owes_clear) for known in self.epochs.values())
+
     def give_up_clear(self, number: int) -> Clear | None:
         """A clear waits no longer. The store is told all the same, when it can be."""
         found = None

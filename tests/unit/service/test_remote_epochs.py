@@ -12,10 +12,11 @@ from kvserver.remote.chunk_value import NamespaceName
 from kvserver.remote.namespace_note import NOTE_BYTES_MAX, NamespaceNote
 from kvserver.service.base.effects import Log, PutNamespace
 from kvserver.service.base.events import ArenaGrew, Tick
+from kvserver.service.operators import clear_namespaces
 from kvserver.service.service import Service
 from kvserver.tiers.records import DOCUMENT_BYTES_MAX, decode_document, encode_document
 from kvserver.wire.messages import REGION_RUNS_MAX, Clear, GroupSpec, RegionRun, Registered
-from kvserver.wire.orders import ProbeRemote, ReadRemoteNote, RemoteNoteRead, RemoteNoteWritten, WriteRemoteNote
+from kvserver.wire.orders import ProbeRemote, ReadRemoteNote, RemoteIs, RemoteNoteRead, RemoteNoteWritten, WriteRemoteNote
 from tests.rigs.brain_rig import CHUNK_TOKENS, NAMESPACE, SLAB_BYTES, Client, Rig, chain
 from tests.rigs.disk_rig import DiskRig
 from tests.rigs.remote_rig import EPOCH, RemoteRig
@@ -168,3 +169,19 @@ def test_a_note_that_the_store_does_not_give_or_take_is_counted(kind: str) -> No
         rig.report(rig.mover, RemoteNoteRead(read.job, "", "absent", 0, b""))
         rig.report(rig.mover, RemoteNoteWritten(rig.asked(WriteRemoteNote)[-1].job, "remote-denied", True))
     assert rig.core.counters.remote_failures == {("note", "remote-denied"): 1}
+
+
+def test_a_namespace_that_is_cleared_again_and_again_while_its_store_is_away_has_no_more_callers_than_the_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each that waits is looked at in every event."""
+    monkeypatch.setattr(clear_namespaces, "CLEARS_MAX", 5)
+    rig = RemoteRig()
+    rig.report(rig.mover, RemoteIs("away", []))
+    codes = [getattr(rig.client.ask(Clear(rig.number(), NAMESPACE)), "code", "") for _ in range(9)]
+    assert codes == [""] * 5 + ["clears"] * 4
+    assert len(rig.core.clears.waiting) == 5
+    rig.wait_ms(rig.bounds.job_ttl_ms + 1_000)
+    assert rig.core.clears.waiting == []
+    assert rig.core.remotes[0].clears_owed == 1
+    assert getattr(rig.client.ask(Clear(rig.number(), NAMESPACE)), "code", "") == "", "there is room again"
