@@ -38,6 +38,11 @@ the one that was used least recently is forgotten."""
 WAITED_S_MAX = 10.0
 """A call for a note or for announcements that has waited so long behind others is not made. A store that does not
 answer takes its deadline for each, and the brain kills a mover that holds an order for too long."""
+LATE_EVERY_S = 2.0
+"""For so long after a call for a note, or for announcements, has failed, namespaces whose last one failed wait behind
+others."""
+LATE_MAX = 256
+"""Such namespaces that are remembered, of each kind of call."""
 ANSWERED = ("remote-full", "remote-refused")
 """Problems of a node that works."""
 Fault = Literal["", "gone", "digest", "existed", "left-alone", "cancelled"] | str
@@ -172,8 +177,8 @@ class RemoteEngine:
         self._probes = _Line[Probe](self._lock)
         self._loads = _Line[Fetch](self._lock)
         self._writes = _Line[Put](self._lock)
-        self._notes = _Line[ReadNote | WriteNote](self._lock)
-        self._announcements = _Line[Announce | Listen](self._lock)
+        self._notes = _NamespaceLine[ReadNote | WriteNote](self._lock)
+        self._announcements = _NamespaceLine[Announce | Listen](self._lock)
         self._listeners: OrderedDict[tuple[NamespaceName, int], _Listener] = OrderedDict()
         """Only the announcements' thread uses it."""
         self._writes_under_way = 0
@@ -293,7 +298,7 @@ class RemoteEngine:
     def _next(self, line: "_Line[Waiting]") -> Waiting | None:
         with self._lock:
             line.changed.wait_for(lambda: self._is_closed or (line.due and self._may_begin(line)))
-            job = line.due.popleft() if line.due else None
+            job = line.take()
             if line is self._writes and job is not None:
                 self._writes_under_way += 1
             if line is self._loads and not self._loads.due and self._writes.due:
@@ -342,8 +347,12 @@ class RemoteEngine:
                 ended = self._probe(job)
             case ReadNote() | WriteNote():
                 ended = self._note(job)
+                with self._lock:
+                    self._notes.called(job.name, ended.fault)
             case Announce() | Listen():
                 ended = self._announcement(job)
+                with self._lock:
+                    self._announcements.called(job.of, ended.fault)
             case _:
                 ended = self._move(job)
         self._end(ended._replace(io_ns=time.monotonic_ns() - begin_ns))
@@ -497,12 +506,57 @@ class _Line(Generic[Waiting]):
         self.due.append(job)
         self.changed.notify()
 
+    def take(self) -> Waiting | None:
+        """The job that is to begin; None if there is none."""
+        return self.due.popleft() if self.due else None
+
     def close(self) -> list[Waiting]:
         """Wakes all its threads. Returns the jobs, which it has no more."""
         waiting = list(self.due)
         self.due.clear()
         self.changed.notify_all()
         return waiting
+
+
+class _NamespaceLine(_Line[Waiting]):
+    """Jobs of namespaces, of which one thread carries out one after the other.
+
+    A dead node of a cluster costs each namespace on it a deadline for each call. In the order of their coming, three
+    such namespaces would keep all others from reading their notes before their leases end."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        super().__init__(lock)
+        self._late: OrderedDict[NamespaceName, None] = OrderedDict()
+        """Namespaces whose last call failed."""
+        self._late_from_s = float("-inf")
+        """No job of such a one goes before those of others until then."""
+
+    def take(self) -> Waiting | None:
+        if self._late and time.monotonic() < self._late_from_s:
+            for at, job in enumerate(self.due):
+                if _namespace_of(job) not in self._late:
+                    del self.due[at]
+                    return job
+        return super().take()
+
+    def called(self, name: NamespaceName, fault: Fault) -> None:
+        """A call for a namespace has ended."""
+        self._late.pop(name, None)
+        if fault and fault not in (*ANSWERED, "existed"):
+            self._late[name] = None
+            self._late_from_s = time.monotonic() + LATE_EVERY_S
+            if len(self._late) > LATE_MAX:
+                self._late.popitem(last=False)
+
+
+def _namespace_of(job: Job) -> NamespaceName | None:
+    match job:
+        case ReadNote() | WriteNote():
+            return job.name
+        case Announce() | Listen():
+            return job.of
+        case _:
+            return None
 
 
 class _Listener:

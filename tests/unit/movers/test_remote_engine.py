@@ -28,7 +28,7 @@ from kvserver.remote.chunk_value import ChunkName, Head, NamespaceName, Shard, e
 from kvserver.remote.directory import DirectoryStore
 from kvserver.remote.objects.clouds import CloudObjects, Place
 from kvserver.remote.objects.store import ObjectStore
-from kvserver.remote.store import Store, StoreError
+from kvserver.remote.store import Announced, Cursor, Store, StoreError
 from kvserver.remote.valkey import Settings, ValkeyStore
 from tests.process.harness import until
 from tests.rigs.remote_chunks import head_of, name_of
@@ -82,6 +82,24 @@ class Watched(DirectoryStore):
         assert self.gate.wait(30)
         if self.node_of(name) in self.dead:
             raise StoreError(self.code, "dead")
+
+
+class WatchedNotes(Watched):
+    """The same for calls of namespaces, whose node is told by their tenant."""
+
+    def notes(self, names: Sequence[NamespaceName]) -> list[bytes | None]:
+        self.begun.append(f"note {names[0].tenant}")
+        assert self.gate.wait(30)
+        if names[0].tenant in self.dead:
+            raise StoreError(self.code, "dead")
+        return super().notes(names)
+
+    def announced(self, of: NamespaceName, epoch: int, after: Cursor | None) -> Announced:
+        self.begun.append(f"listen {of.tenant}")
+        assert self.gate.wait(30)
+        if of.tenant in self.dead:
+            raise StoreError(self.code, "dead")
+        return super().announced(of, epoch, after)
 
 
 class Scene:
@@ -239,6 +257,44 @@ def test_announcements_that_hang_keep_neither_notes_nor_probes_from_being_served
     scene.store.gate.set()
     assert scene.end_of(told).fault == ""
     assert (scene.end_of(heard).marks, scene.end_of(heard).is_all) == (b"8 bytes.", True)
+
+
+@pytest.mark.parametrize("kind", ["note", "listen"])
+@pytest.mark.parametrize("every_s", [0.0, 1e9])
+def test_namespaces_on_a_dead_node_keep_others_from_their_notes_for_one_call_and_not_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, every_s: float
+) -> None:
+    """Each of their calls takes its whole deadline. Their turn comes all the same, once in LATE_EVERY_S."""
+    monkeypatch.setattr(remote_engine, "LATE_EVERY_S", every_s)
+    scene = Scene(WatchedNotes(str(tmp_path)))
+
+    def job_of(tenant: str) -> Callable[[int], Job]:
+        name = NamespaceName(tenant, bytes(32))
+        return lambda job: ReadNote(job, name) if kind == "note" else Listen(job, name, 5)
+
+    scene.store.dead |= {"a", "b", "c"}
+    for tenant in "abc":
+        assert scene.run(job_of(tenant)).fault == "remote-down"
+    scene.store.gate.clear()
+    scene.store.begun.clear()
+    jobs = [scene.begin(job_of("a"))]
+    until("it to begin", lambda: scene.store.begun)
+    jobs += [scene.begin(job_of(tenant)) for tenant in "bcxay"]
+    scene.store.gate.set()
+    for job in jobs:
+        scene.end_of(job)
+    order = "abcxay" if every_s == 0.0 else "axybca"
+    assert scene.store.begun == [f"{kind} {tenant}" for tenant in order]
+    scene.store.dead.clear()
+    for tenant in "abc":
+        assert scene.run(job_of(tenant)).fault == ""
+    scene.store.gate.clear()
+    scene.store.begun.clear()
+    jobs = [scene.begin(job_of(tenant)) for tenant in "axby"]
+    scene.store.gate.set()
+    assert [scene.end_of(job).fault for job in jobs] == [""] * 4
+    assert scene.store.begun == [f"{kind} {tenant}" for tenant in "axby"], "who has answered again waits for nobody"
+    scene.engine.close()
 
 
 def test_calls_that_have_waited_for_long_behind_a_dead_store_end_without_a_call(tmp_path: Path) -> None:

@@ -16,7 +16,14 @@ from kvserver.service.operators import clear_namespaces
 from kvserver.service.service import Service
 from kvserver.tiers.records import DOCUMENT_BYTES_MAX, decode_document, encode_document
 from kvserver.wire.messages import REGION_RUNS_MAX, Clear, GroupSpec, RegionRun, Registered
-from kvserver.wire.orders import ProbeRemote, ReadRemoteNote, RemoteIs, RemoteNoteRead, RemoteNoteWritten, WriteRemoteNote
+from kvserver.wire.orders import (
+    ProbeRemote,
+    ReadRemoteNote,
+    RemoteIs,
+    RemoteNoteRead,
+    RemoteNoteWritten,
+    WriteRemoteNote,
+)
 from tests.rigs.brain_rig import CHUNK_TOKENS, NAMESPACE, SLAB_BYTES, Client, Rig, chain
 from tests.rigs.disk_rig import DiskRig
 from tests.rigs.remote_rig import EPOCH, RemoteRig
