@@ -442,6 +442,11 @@ class RemoteTier:
         if self.remote.write != "never" and (known := self.epochs.get(space.digest)) is not None:
             known.announcements.tell(mark, kind)
 
+    def is_behind(self, space: Space) -> bool:
+        """So much of a namespace waits to be told that what is foretold would be told late, and crowd out the rest."""
+        known = self.epochs.get(space.digest)
+        return known is not None and known.announcements.is_crowded
+
     def foretell(self, space: Space, marks: list[int], *, comes: bool) -> None:
         """Other servers are to be told that engines here compute these chunks, or that they come no more."""
         if (known := self.epochs.get(space.digest)) is not None:
