@@ -1,7 +1,7 @@
 """Another epoch in the store: what the brain does to its own copies, and what it keeps for the next brain."""
 
 import random
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -163,6 +163,28 @@ def test_a_store_that_contradicts_itself_about_a_note_is_asked_once_a_second_and
     assert rig.core.remotes[0].counts.failures == {("note", "contradiction"): answered - 2}
     events = [effect.event for effect in rig.effects if isinstance(effect, Log)]
     assert events.count("remote note contradictory") == 1
+
+
+@pytest.mark.parametrize("state", ["absent", "damaged"])
+def test_a_store_that_does_not_keep_notes_is_named_and_costs_our_own_copies_a_few_times(
+    state: Literal["absent", "damaged"],
+) -> None:
+    rig, answered = RemoteRig(), 1
+    for _ in range(200):
+        rig.wait_ms(50)
+        for read in rig.asked(ReadRemoteNote)[answered:]:
+            answered += 1
+            writes = len(rig.asked(WriteRemoteNote))
+            rig.report(rig.mover, RemoteNoteRead(read.job, "", state, 0, b""))
+            for write in rig.asked(WriteRemoteNote)[writes:]:
+                rig.report(rig.mover, RemoteNoteWritten(write.job, "", True))
+    events = [effect.event for effect in rig.effects if isinstance(effect, Log)]
+    assert events.count("namespace cleared elsewhere") == 3, "at once, after 2 s and after 4 s more"
+    assert answered > 3 * 3
+    assert events.count("remote note contradictory") == 2
+    ((named, count),) = rig.core.counters.remote_failures.items()
+    assert named == ("note", "contradiction")
+    assert 4 <= count < answered
 
 
 @pytest.mark.parametrize("kind", ["read", "write"])
