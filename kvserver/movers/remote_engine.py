@@ -32,9 +32,17 @@ LISTENED_BYTES_MAX = 8192
 """A Listen gives no more at a time: the brain serves nobody while it takes them in."""
 LISTENERS_MAX = 256
 """Namespaces whose announcements are read on from the last place; others begin anew."""
+NODES_MAX = 1024
+"""Nodes whose breakers are kept; a Valkey cluster is said to have at most about a thousand. More only take turns: then
+the one that was used least recently is forgotten."""
 WAITED_S_MAX = 10.0
 """A call for a note or for announcements that has waited so long behind others is not made. A store that does not
 answer takes its deadline for each, and the brain kills a mover that holds an order for too long."""
+LATE_EVERY_S = 2.0
+"""For so long after a call for a note, or for announcements, has failed, namespaces whose last one failed wait behind
+others."""
+LATE_MAX = 256
+"""Such namespaces that are remembered, of each kind of call."""
 ANSWERED = ("remote-full", "remote-refused")
 """Problems of a node that works."""
 Fault = Literal["", "gone", "digest", "existed", "left-alone", "cancelled"] | str
@@ -169,8 +177,8 @@ class RemoteEngine:
         self._probes = _Line[Probe](self._lock)
         self._loads = _Line[Fetch](self._lock)
         self._writes = _Line[Put](self._lock)
-        self._notes = _Line[ReadNote | WriteNote](self._lock)
-        self._announcements = _Line[Announce | Listen](self._lock)
+        self._notes = _NamespaceLine[ReadNote | WriteNote](self._lock)
+        self._announcements = _NamespaceLine[Announce | Listen](self._lock)
         self._listeners: OrderedDict[tuple[NamespaceName, int], _Listener] = OrderedDict()
         """Only the announcements' thread uses it."""
         self._writes_under_way = 0
@@ -178,7 +186,8 @@ class RemoteEngine:
         """Job -> whether it was cancelled."""
         self._since_s: dict[int, float] = {}
         """Job -> when it came."""
-        self._nodes: dict[str, _Node] = {}
+        self._nodes: OrderedDict[str, _Node] = OrderedDict()
+        """Those that were used, the least recently used first, without those that the store has no more."""
         self._is_closed = False
         self._failure: BaseException | None = None
         """What ended a thread: a mistake of ours, for stores raise StoreError alone."""
@@ -289,7 +298,7 @@ class RemoteEngine:
     def _next(self, line: "_Line[Waiting]") -> Waiting | None:
         with self._lock:
             line.changed.wait_for(lambda: self._is_closed or (line.due and self._may_begin(line)))
-            job = line.due.popleft() if line.due else None
+            job = line.take()
             if line is self._writes and job is not None:
                 self._writes_under_way += 1
             if line is self._loads and not self._loads.due and self._writes.due:
@@ -305,6 +314,7 @@ class RemoteEngine:
             with self._lock:
                 if self._closing.wait_for(lambda: self._is_closed, timeout=TRY_EVERY_S):
                     return
+                self._forget_nodes(self._store.nodes())
                 now_s = time.monotonic()
                 wanted = [node for node in self._nodes.values() if node.breaker.wants_try(now_s)]
             for node in wanted:
@@ -337,8 +347,12 @@ class RemoteEngine:
                 ended = self._probe(job)
             case ReadNote() | WriteNote():
                 ended = self._note(job)
+                with self._lock:
+                    self._notes.called(job.name, ended.fault)
             case Announce() | Listen():
                 ended = self._announcement(job)
+                with self._lock:
+                    self._announcements.called(job.of, ended.fault)
             case _:
                 ended = self._move(job)
         self._end(ended._replace(io_ns=time.monotonic_ns() - begin_ns))
@@ -458,8 +472,16 @@ class RemoteEngine:
         with self._lock:
             if node not in self._nodes:
                 self._nodes[node] = _Node(self._chance)
+                if len(self._nodes) > NODES_MAX:
+                    self._nodes.popitem(last=False)
+            self._nodes.move_to_end(node)
             self._nodes[node].known = name
             return self._nodes[node]
+
+    def _forget_nodes(self, remaining: frozenset[str]) -> None:
+        """Forgets nodes that the store has no more. Calls to them that are under way end as ever."""
+        for gone in self._nodes.keys() - remaining:
+            del self._nodes[gone]
 
     def _end(self, ended: Ended) -> None:
         with self._lock:
@@ -484,12 +506,57 @@ class _Line(Generic[Waiting]):
         self.due.append(job)
         self.changed.notify()
 
+    def take(self) -> Waiting | None:
+        """The job that is to begin; None if there is none."""
+        return self.due.popleft() if self.due else None
+
     def close(self) -> list[Waiting]:
         """Wakes all its threads. Returns the jobs, which it has no more."""
         waiting = list(self.due)
         self.due.clear()
         self.changed.notify_all()
         return waiting
+
+
+class _NamespaceLine(_Line[Waiting]):
+    """Jobs of namespaces, of which one thread carries out one after the other.
+
+    A dead node of a cluster costs each namespace on it a deadline for each call. In the order of their coming, three
+    such namespaces would keep all others from reading their notes before their leases end."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        super().__init__(lock)
+        self._late: OrderedDict[NamespaceName, None] = OrderedDict()
+        """Namespaces whose last call failed."""
+        self._late_from_s = float("-inf")
+        """No job of such a one goes before those of others until then."""
+
+    def take(self) -> Waiting | None:
+        if self._late and time.monotonic() < self._late_from_s:
+            for at, job in enumerate(self.due):
+                if _namespace_of(job) not in self._late:
+                    del self.due[at]
+                    return job
+        return super().take()
+
+    def called(self, name: NamespaceName, fault: Fault) -> None:
+        """A call for a namespace has ended."""
+        self._late.pop(name, None)
+        if fault and fault not in (*ANSWERED, "existed"):
+            self._late[name] = None
+            self._late_from_s = time.monotonic() + LATE_EVERY_S
+            if len(self._late) > LATE_MAX:
+                self._late.popitem(last=False)
+
+
+def _namespace_of(job: Job) -> NamespaceName | None:
+    match job:
+        case ReadNote() | WriteNote():
+            return job.name
+        case Announce() | Listen():
+            return job.of
+        case _:
+            return None
 
 
 class _Listener:

@@ -13,6 +13,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
 from array import array
 from collections.abc import Callable
@@ -82,6 +83,8 @@ NODES_TOLD_MAX = 256
 LEFT_OUT = "cancelled"
 """Fault of a key that a probe has left out, because its report would be too long."""
 OPEN_AGAIN_S = 2.0
+FACTS_AGAIN_S = 10.0
+"""A store that could not tell its facts is asked for them again."""
 LOOK_MS = 500
 """Time between two looks at which nodes are left alone."""
 ReportOf = Callable[[Ended], Report]
@@ -115,14 +118,19 @@ class RemoteMover:
         self._problem: tuple[str, str] | None = None
         """Code and text of why the store could not be opened; None if it is open."""
         self._open_again_s = 0.0
+        self._found: Facts | None = None
+        """Facts of the store, once it has told them."""
+        self._are_facts_told = False
+        self._asking: threading.Thread | None = None
+        self._ask_again_s = 0.0
         self._reports: dict[int, ReportOf] = {}
         """Job -> what makes its report from its end."""
         self._told = RemoteIs("", [])
 
     def run(self) -> None:
         """Serves until the brain's end of the socket closes, or the store needs a new process."""
-        facts = self._open()
-        self._report(Ready(os.getpid(), facts.kind if facts else self._remote.scheme, self._facts(facts)))
+        self._open()
+        self._tell_facts()
         self._tell_state()
         poll = select.poll()
         poll.register(self._brain, select.POLLIN)
@@ -142,6 +150,7 @@ class RemoteMover:
             if self._engine is None and time.monotonic() >= self._open_again_s:
                 self._open()
             self._tell_state()
+            self._learn_facts()
 
     def close(self) -> None:
         """Ends the engine's threads and the connections, after the calls that are under way."""
@@ -152,8 +161,8 @@ class RemoteMover:
 
     # ---------------------------------------------------------------- the store
 
-    def _open(self) -> Facts | None:
-        """Tries to open the store. Returns what it tells of itself, if it answers."""
+    def _open(self) -> None:
+        """Tries to open the store, and asks what it tells of itself."""
         try:
             store = self._opens(self._remote)
         except (StoreError, ConfigError) as problem:
@@ -164,14 +173,32 @@ class RemoteMover:
             self._problem = None
             self._store = store
             self._engine = RemoteEngine(store, self._arena, connections=self._remote.threads)
-            with suppress(StoreError):
-                facts = store.facts()
-                for warning in facts.warnings:
-                    logs.event(logging.WARNING, "remote warning", ("remote", self._remote.name), ("why", warning))
-                return facts
-            return None
+            self._ask_facts(store)
         self._open_again_s = time.monotonic() + OPEN_AGAIN_S
-        return None
+
+    def _ask_facts(self, store: Store) -> None:
+        self._ask_again_s = time.monotonic() + FACTS_AGAIN_S
+        with suppress(StoreError):
+            self._found = store.facts()
+
+    def _learn_facts(self) -> None:
+        """Has the brain know the facts of a store that was away at the start.
+
+        It may still be away, and orders must not wait for it: it is asked on a thread of its own."""
+        if self._store is None or self._are_facts_told:
+            return
+        if self._found is not None:
+            self._tell_facts()
+        elif time.monotonic() >= self._ask_again_s and (self._asking is None or not self._asking.is_alive()):
+            self._asking = threading.Thread(target=self._ask_facts, args=(self._store,), daemon=True)
+            self._asking.start()
+
+    def _tell_facts(self) -> None:
+        facts = self._found
+        for warning in facts.warnings if facts is not None else ():
+            logs.event(logging.WARNING, "remote warning", ("remote", self._remote.name), ("why", warning))
+        self._report(Ready(os.getpid(), facts.kind if facts else self._remote.scheme, self._facts(facts)))
+        self._are_facts_told = facts is not None
 
     def _facts(self, facts: Facts | None) -> list[tuple[str, str]]:
         found = [("remote", self._remote.name), ("url", self._remote.url), ("write", self._remote.write)]

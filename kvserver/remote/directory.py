@@ -10,6 +10,7 @@ import errno
 import os
 import stat
 import time
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import accumulate, islice
@@ -39,6 +40,8 @@ UNFINISHED_S_MAX = 3600
 NOTE = "note"
 ANNOUNCED = "announced"
 """Folder of a namespace's announcements."""
+LOGS_MAX = 256
+"""Namespaces whose file of announcements is gone on with. Another one begins a new file."""
 NOTE_BYTES_MAX = 1 << 16
 USE_TOLD_EVERY_S = 3600
 """A file's time is set to that of its last use, give or take so much: each time costs a file system a write."""
@@ -72,7 +75,7 @@ class DirectoryStore:
         self._node = root
         self._probe_s = probe_s
         self._bulk_s = bulk_s
-        self._announcements: dict[NamespaceName, AnnouncementFiles] = {}
+        self._announcements: OrderedDict[NamespaceName, AnnouncementFiles] = OrderedDict()
         with self._as_store_errors():
             if not self._root.is_dir():
                 raise FileNotFoundError(errno.ENOENT, "no such directory; is the file system mounted?")
@@ -94,6 +97,9 @@ class DirectoryStore:
 
     def node_of(self, name: ChunkName) -> str:
         return self._node
+
+    def nodes(self) -> frozenset[str]:
+        return frozenset({self._node})
 
     def heads(self, names: Sequence[ChunkName], shards: int) -> list[Head | StoreError | WrongValue | None]:
         due_s = time.monotonic() + self._probe_s
@@ -238,7 +244,10 @@ class DirectoryStore:
 
     def _announcements_of(self, of: NamespaceName) -> AnnouncementFiles:
         if of not in self._announcements:
+            if len(self._announcements) >= LOGS_MAX:
+                self._announcements.popitem(last=False)
             self._announcements[of] = AnnouncementFiles(self._root.joinpath(*of.pieces(), ANNOUNCED))
+        self._announcements.move_to_end(of)
         return self._announcements[of]
 
     def _note_path(self, name: NamespaceName) -> Path:

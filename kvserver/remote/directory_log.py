@@ -37,12 +37,14 @@ class AnnouncementFiles:
         self._writer = secrets.token_hex(8)
         self._begun = 0
         """Files that this server has begun."""
-        self._mine: dict[int, tuple[Path, int]] = {}
-        """Epoch -> the file that this server appends to, and its bytes."""
+        self._mine: tuple[int, Path, int] | None = None
+        """The epoch that was appended to last, the file that this server appends to, and its bytes."""
 
     def append(self, epoch: int, batch: bytes) -> None:
-        path, size = self._mine.pop(epoch, (None, 0))
-        if path is None or size >= FILE_BYTES_MAX:
+        mine, self._mine = self._mine, None
+        if mine is not None and mine[0] == epoch and mine[2] < FILE_BYTES_MAX:
+            _, path, size = mine
+        else:
             self._begun += 1
             path, size = self._folder / f"{epoch:016x}.{self._writer}.{self._begun:08x}", 0
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -57,7 +59,7 @@ class AnnouncementFiles:
                 path.unlink(missing_ok=True)  # a full disk gets no file for each batch
             elif written % MARK_BYTES == 0:
                 # Nobody could read on after a part of a mark: then the next batch begins another file.
-                self._mine[epoch] = path, size + written
+                self._mine = epoch, path, size + written
         if not size:
             self._sweep(path)
 

@@ -16,6 +16,9 @@ from kvserver.remote.namespace_note import NamespaceNote
 
 LEASE_S = 5.0
 READ_EVERY_S = 1.0
+WRITE_AGAIN_S, WRITE_AGAIN_S_MAX = 2.0, 16.0
+"""A note that was written, and was never read well since, is not written again so soon. The pause doubles each time: a
+note that is written is another epoch, for which servers drop their own copies."""
 Step = Literal["", "make", "replace", "drop-local"]
 """What the caller has to do next: make a note where there is none; replace a damaged one; drop its own copies of the
 namespace's chunks."""
@@ -37,6 +40,11 @@ class EpochLease:
         """Answers to what began before do not count: a Clear of our own came between."""
         self._next_read_s = float("-inf")
         self._clearing = 0
+        self._contradictions = 0
+        """Contradictory answers in a row: a making that found a note after a read that found none, or a read that found
+        none, or a damaged one, soon after it was written."""
+        self._write_again_s = float("-inf")
+        self._pause_s = WRITE_AGAIN_S
         self._dropping: tuple[int, float] | None = None
         """The epoch that counts once our own copies are dropped, and until when."""
 
@@ -55,6 +63,13 @@ class EpochLease:
         """When its epoch ceases to count if nothing comes between; it may be over."""
         return self._until_s
 
+    @property
+    def contradictions(self) -> int:
+        """How often in a row the store has contradicted itself about the note.
+
+        The first time is no fault: another server was first, or what was written is not seen everywhere yet."""
+        return self._contradictions
+
     def wants_read(self, now_s: float) -> bool:
         """Whether the caller should read the note now. It counts as begun."""
         if self._clearing or now_s < self._next_read_s:
@@ -67,7 +82,11 @@ class EpochLease:
         if began_s < self._floor_s or self._clearing:
             return ""
         if note is None:
+            if began_s < self._write_again_s:
+                self._contradictions += 1
+                return ""
             return "replace" if is_damaged else "make"
+        self._write_again_s, self._pause_s = float("-inf"), WRITE_AGAIN_S
         return self._believe(note.epoch, began_s)
 
     def fresh_epoch(self) -> int:
@@ -75,9 +94,16 @@ class EpochLease:
 
     def was_made(self, epoch: int, *, is_first: bool, began_s: float) -> Step:
         """Ends the making or replacement of a note. is_first: nobody else had made one. Otherwise it is read again."""
-        if not is_first or began_s < self._floor_s or self._clearing:
+        if began_s < self._floor_s or self._clearing:
             self._next_read_s = float("-inf")
             return ""
+        if not is_first:
+            self._contradictions += 1
+            if self._contradictions == 1:
+                self._next_read_s = float("-inf")
+            return ""
+        self._write_again_s = began_s + self._pause_s
+        self._pause_s = min(2 * self._pause_s, WRITE_AGAIN_S_MAX)
         return self._believe(epoch, began_s)
 
     def clear_begins(self) -> int:
@@ -106,6 +132,7 @@ class EpochLease:
             self._dropping = None
 
     def _believe(self, epoch: int, began_s: float) -> Step:
+        self._contradictions = 0
         until_s = began_s + LEASE_S
         if self._seen is not None and epoch != self._seen:
             self._dropping = (epoch, until_s)

@@ -94,6 +94,9 @@ class Store(Protocol):
     def node_of(self, name: ChunkName) -> str:
         """The node that a chunk belongs to, as far as is known. Chunks of one node fail together. Does not ask it."""
 
+    def nodes(self) -> frozenset[str]:
+        """All that node_of() may answer now. Does not ask anybody."""
+
     def heads(self, names: Sequence[ChunkName], shards: int) -> list[Head | StoreError | WrongValue | None]:
         """Reads the heads of chunks, in at most two round trips, and counts that as use. None: not there.
 

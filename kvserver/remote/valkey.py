@@ -194,6 +194,9 @@ class ValkeyStore:
     def node_of(self, name: ChunkName) -> str:
         return self._nodes.node_of(self._key(name)) if self._settings.is_cluster else self._address
 
+    def nodes(self) -> frozenset[str]:
+        return self._nodes.names if self._settings.is_cluster else frozenset({self._address})
+
     def heads(self, names: Sequence[ChunkName], shards: int) -> list[Head | StoreError | WrongValue | None]:
         if not names:
             return []

@@ -25,6 +25,8 @@ class NodeMap:
         """ranges: first slot -> node, in order."""
         self._starts = [start for start, _ in ranges]
         self._nodes = [node for _, node in ranges]
+        self.names = frozenset(["", *self._nodes] if not ranges or ranges[0][0] else self._nodes)
+        """All that node_of() may answer."""
 
     def node_of(self, key: bytes) -> str:
         place = bisect_right(self._starts, slot_of(key)) - 1
@@ -36,6 +38,8 @@ def node_map(told: Any) -> NodeMap:
 
     Raises OutOfStepError for an answer of another shape."""
     ranges = []
+    if isinstance(told, list) and len(told) > SLOTS:
+        raise OutOfStepError(f"expected slots and their master, got {len(told)} ranges of {SLOTS} slots")
     for row in told if isinstance(told, list) else [told]:
         match row:
             case [int(start), int(), [host, int(port), *_], *_]:

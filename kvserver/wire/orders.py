@@ -247,7 +247,8 @@ Order = (
 
 
 class Ready(Frame, tag="ready", frozen=True):
-    """First report of a mover: it has mapped the arena and its self-test passed."""
+    """First report of a mover: it has mapped the arena and its self-test passed. A later one of a remote store's mover
+    has facts that it could not learn at the start."""
 
     pid: int
     backend: str

@@ -47,7 +47,7 @@ REMOTE_EVENTS_TEXT = (
 REMOTE_MOVED_TEXT = "Bytes of payloads read from and written to it."
 REMOTE_FAILURES_TEXT = (
     "Chunks that it did not give or take, by what was wanted and fault. wanted: probe, read or write; announce and "
-    "listen are calls for announcements."
+    "listen are calls for announcements, note those for notes of namespaces."
 )
 
 

@@ -101,6 +101,9 @@ class ObjectStore:
     def node_of(self, name: ChunkName) -> str:
         return self._node
 
+    def nodes(self) -> frozenset[str]:
+        return frozenset({self._node})
+
     def heads(self, names: Sequence[ChunkName], shards: int) -> list[Head | StoreError | WrongValue | None]:
         if not names:
             return []

@@ -80,7 +80,7 @@ def check_room(core: Core, clears: int) -> None:
     """Raises ResourceError when too many clears would wait, for disks or for a remote store."""
     if core.disk is not None:
         core.disk.notes.check_room(clears)
-    owed = max((store.clears_owed for store in core.remotes), default=0)
+    owed = max((store.clears_waiting for store in core.remotes), default=0)
     if core.remotes and owed + clears > CLEARS_MAX:
         raise ResourceError("clears", f"{owed} clears wait for the remote store, at most {CLEARS_MAX} may")
 

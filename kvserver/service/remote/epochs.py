@@ -21,6 +21,8 @@ from kvserver.wire.orders import ReadRemoteNote, RemoteNoteRead, RemoteNoteWritt
 
 TRY_AGAIN_MS = 500
 """Pause after a clear that the store did not take."""
+CONTRADICTION = "contradiction"
+"""Fault of a note whose store contradicts itself about it, again and again (remote/epoch_lease.py)."""
 
 
 def tick(core: Core, tier: RemoteTier, now_ns: int) -> None:
@@ -48,10 +50,14 @@ def _is_known(core: Core) -> bool:
 
 def note_read(core: Core, tier: RemoteTier, job: NoteJob, report: RemoteNoteRead, now_ns: int) -> None:
     known = tier.epochs[job.digest]
+    if report.fault:
+        tier.failed("note", report.fault)
     if report.fault or known.owes_clear:
         return
     note = NamespaceNote(report.epoch, report.document) if report.state == "here" else None
+    before = known.lease.contradictions
     step = known.lease.was_read(note, is_damaged=report.state == "damaged", began_s=job.began_ns / 1e9)
+    _tell_contradiction(core, tier, known, job.digest, before)
     if step in ("make", "replace"):
         _order_write(core, tier, job.digest, step, epoch=known.lease.fresh_epoch(), now_ns=now_ns)
     else:
@@ -60,11 +66,24 @@ def note_read(core: Core, tier: RemoteTier, job: NoteJob, report: RemoteNoteRead
 
 def note_written(core: Core, tier: RemoteTier, job: NoteJob, report: RemoteNoteWritten, now_ns: int) -> None:
     known = tier.epochs[job.digest]
+    if report.fault:
+        tier.failed("note", report.fault)
     if job.kind == "clear":
         clear_ended(core, tier, job, now_ns, is_done=not report.fault)
     elif not report.fault and not known.owes_clear:
+        before = known.lease.contradictions
         step = known.lease.was_made(job.epoch, is_first=report.is_first, began_s=job.began_ns / 1e9)
+        _tell_contradiction(core, tier, known, job.digest, before)
         _heed(core, tier, known, job.digest, step)
+
+
+def _tell_contradiction(core: Core, tier: RemoteTier, known: NamespaceEpoch, digest: bytes, before: int) -> None:
+    """before: how many there were before the last answer. One alone is no fault."""
+    if known.lease.contradictions > max(before, 1):
+        tier.failed("note", CONTRADICTION)
+        if before == 1:
+            name = ("namespace", digest[:6].hex())
+            core.log("remote note contradictory", name, *tier.named, level=logging.WARNING)
 
 
 def clear_ended(core: Core, tier: RemoteTier, job: NoteJob, now_ns: int, *, is_done: bool) -> None:

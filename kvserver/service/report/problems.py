@@ -158,7 +158,7 @@ def troubles(counters: Counters, tenants: Iterable[TenantStatus]) -> dict[str, i
     counts["chunks that the remote store did not give or take"] = sum(
         count
         for (wanted, fault), count in seen.remote_failures.items()
-        if fault not in PASSING and wanted not in ("announce", "listen")
+        if fault not in PASSING and wanted not in ("announce", "listen", "note")
     )
     counts["prefixes not written whole to the remote store: too many chunks waited"] = seen.remote_dropped
     counts |= {f"slots that tenant {tenant.tenant} wanted and did not get": tenant.refused_slots for tenant in tenants}

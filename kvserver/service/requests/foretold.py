@@ -83,8 +83,8 @@ def _turn(core: Core, tier: RemoteTier, row: Foretelling, going: set[Node], now_
     if is_late or not all(_comes(tier, row, at, going, lives=lives) for at in range(row.written, last)):
         _tell(core, tier, row.space, tier.foretellings.end(row), now_ns, comes=False)
     elif row.told_ns is None or now_ns - row.told_ns >= core.bounds.remote_foretold_ms * MILLISECOND_NS // TOLD_TIMES:
-        if tier.used and row.held and row.told_ns is None:
-            return  # what was held is not queued to be written yet
+        if tier.is_behind(row.space) or (tier.used and row.held and row.told_ns is None):
+            return  # the store takes nothing, or what was held is not queued to be written yet
         _tell(core, tier, row.space, row.tells(now_ns), now_ns, comes=True)
 
 

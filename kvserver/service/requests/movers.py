@@ -49,6 +49,8 @@ def check_room(core: Core, device: MoverKind, device_id: str) -> None:
 
 
 def ready(core: Core, mover: Mover, report: Ready) -> None:
+    if mover.state == "ready":
+        mover.tells(report)
     if mover.state != "starting":
         return
     waited = mover.become_ready(report)

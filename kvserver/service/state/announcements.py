@@ -90,6 +90,11 @@ class Announcements:
         if len(self.untold) < UNTOLD_MAX:
             self.untold.append(mark | kind)
 
+    @property
+    def is_crowded(self) -> bool:
+        """Half of the room is taken. It is left for what has happened: what will happen is told again."""
+        return len(self.untold) >= UNTOLD_MAX // 2
+
     def wants_to_tell(self, now_ns: int) -> bool:
         return bool(self.untold) and not self.is_telling and now_ns >= self.tell_at_ns
 

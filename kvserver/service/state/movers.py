@@ -40,8 +40,12 @@ class Mover:
     def become_ready(self, report: Ready) -> list[Instruct]:
         """The process has mapped the arena. Returns the orders that waited for it."""
         self.state = moved(MOVER, self.state, "ready")
-        self.pid, self.backend, self.facts = report.pid, report.backend, dict(report.facts)
+        self.tells(report)
         return self._take_queue()
+
+    def tells(self, report: Ready) -> None:
+        """What it is, and what it knows of its device. It may learn more later."""
+        self.pid, self.backend, self.facts = report.pid, report.backend, dict(report.facts)
 
     def become_killed(self) -> list[Instruct]:
         """The process is killed, or has been reaped. Returns the orders that it was never told."""

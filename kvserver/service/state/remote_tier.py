@@ -315,7 +315,7 @@ class RemoteTier:
         self.counts.add(what, number)
 
     def failed(self, wanted: RemoteWanted, fault: str) -> None:
-        """Counts a chunk that the store did not give or take, or a call for announcements."""
+        """Counts a chunk that the store did not give or take, or a call for announcements or a note."""
         self._out.counters.remote_failed(wanted, fault)
         self.counts.failed(wanted, fault)
 
@@ -442,6 +442,11 @@ class RemoteTier:
         if self.remote.write != "never" and (known := self.epochs.get(space.digest)) is not None:
             known.announcements.tell(mark, kind)
 
+    def is_behind(self, space: Space) -> bool:
+        """So much of a namespace waits to be told that what is foretold would be told late, and crowd out the rest."""
+        known = self.epochs.get(space.digest)
+        return known is not None and known.announcements.is_crowded
+
     def foretell(self, space: Space, marks: list[int], *, comes: bool) -> None:
         """Other servers are to be told that engines here compute these chunks, or that they come no more."""
         if (known := self.epochs.get(space.digest)) is not None:
@@ -531,6 +536,11 @@ class RemoteTier:
     def clears_owed(self) -> int:
         """Namespaces that were cleared here, and the store does not know yet."""
         return sum(known.owes_clear for known in self.epochs.values())
+
+    @property
+    def clears_waiting(self) -> int:
+        """Clears that the store does not know yet, one for each namespace and each caller who waits for it."""
+        return sum(max(len(known.clears), known.owes_clear) for known in self.epochs.values())
 
     def give_up_clear(self, number: int) -> Clear | None:
         """A clear waits no longer. The store is told all the same, when it can be."""

@@ -89,7 +89,7 @@ Count = (
 )
 """The plain counts of Counters, to which add() adds."""
 
-RemoteWanted = Literal["probe", "read", "write", "announce", "listen"]
+RemoteWanted = Literal["probe", "read", "write", "announce", "listen", "note"]
 """What a remote store was asked for."""
 LOOKUP_SECONDS = (10e-6, 20e-6, 40e-6, 80e-6, 160e-6, 320e-6, 640e-6, 1.28e-3, 2.56e-3, 5.12e-3, 20e-3, 100e-3)
 JOB_SECONDS = (0.5e-3, 1e-3, 2e-3, 4e-3, 8e-3, 16e-3, 32e-3, 64e-3, 128e-3, 256e-3, 0.5, 1.0, 2.0, 5.0, 20.0, 60.0)
@@ -387,7 +387,7 @@ class Counters:
         self.digest_mismatches[where] = self.digest_mismatches.get(where, 0) + number
 
     def remote_failed(self, what: RemoteWanted, fault: str) -> None:
-        """Counts a chunk that the remote store did not give or take, or a call for announcements."""
+        """Counts a chunk that the remote store did not give or take, or a call for announcements or a note."""
         self.remote_failures[what, fault] = self.remote_failures.get((what, fault), 0) + 1
 
     def scrubbed(self, tier: Literal["dram", "disk"], count: int) -> None:

@@ -28,7 +28,7 @@ from kvserver.remote.chunk_value import ChunkName, Head, NamespaceName, Shard, e
 from kvserver.remote.directory import DirectoryStore
 from kvserver.remote.objects.clouds import CloudObjects, Place
 from kvserver.remote.objects.store import ObjectStore
-from kvserver.remote.store import Store, StoreError
+from kvserver.remote.store import Announced, Cursor, Store, StoreError
 from kvserver.remote.valkey import Settings, ValkeyStore
 from tests.process.harness import until
 from tests.rigs.remote_chunks import head_of, name_of
@@ -50,9 +50,13 @@ class Watched(DirectoryStore):
         self.gate.set()
         self.dead: set[str] = set()
         self.code = "remote-down"
+        self.names = ["even", "odd"]
 
     def node_of(self, name: ChunkName) -> str:
-        return "even" if name.key[0] % 2 == 0 else "odd"
+        return self.names[name.key[0] % len(self.names)]
+
+    def nodes(self) -> frozenset[str]:
+        return frozenset(self.names)
 
     def heads(self, names: Sequence[ChunkName], shards: int) -> list:
         self.begun.append(f"heads {len(names)}")
@@ -78,6 +82,24 @@ class Watched(DirectoryStore):
         assert self.gate.wait(30)
         if self.node_of(name) in self.dead:
             raise StoreError(self.code, "dead")
+
+
+class WatchedNotes(Watched):
+    """The same for calls of namespaces, whose node is told by their tenant."""
+
+    def notes(self, names: Sequence[NamespaceName]) -> list[bytes | None]:
+        self.begun.append(f"note {names[0].tenant}")
+        assert self.gate.wait(30)
+        if names[0].tenant in self.dead:
+            raise StoreError(self.code, "dead")
+        return super().notes(names)
+
+    def announced(self, of: NamespaceName, epoch: int, after: Cursor | None) -> Announced:
+        self.begun.append(f"listen {of.tenant}")
+        assert self.gate.wait(30)
+        if of.tenant in self.dead:
+            raise StoreError(self.code, "dead")
+        return super().announced(of, epoch, after)
 
 
 class Scene:
@@ -237,6 +259,44 @@ def test_announcements_that_hang_keep_neither_notes_nor_probes_from_being_served
     assert (scene.end_of(heard).marks, scene.end_of(heard).is_all) == (b"8 bytes.", True)
 
 
+@pytest.mark.parametrize("kind", ["note", "listen"])
+@pytest.mark.parametrize("every_s", [0.0, 1e9])
+def test_namespaces_on_a_dead_node_keep_others_from_their_notes_for_one_call_and_not_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, every_s: float
+) -> None:
+    """Each of their calls takes its whole deadline. Their turn comes all the same, once in LATE_EVERY_S."""
+    monkeypatch.setattr(remote_engine, "LATE_EVERY_S", every_s)
+    scene = Scene(WatchedNotes(str(tmp_path)))
+
+    def job_of(tenant: str) -> Callable[[int], Job]:
+        name = NamespaceName(tenant, bytes(32))
+        return lambda job: ReadNote(job, name) if kind == "note" else Listen(job, name, 5)
+
+    scene.store.dead |= {"a", "b", "c"}
+    for tenant in "abc":
+        assert scene.run(job_of(tenant)).fault == "remote-down"
+    scene.store.gate.clear()
+    scene.store.begun.clear()
+    jobs = [scene.begin(job_of("a"))]
+    until("it to begin", lambda: scene.store.begun)
+    jobs += [scene.begin(job_of(tenant)) for tenant in "bcxay"]
+    scene.store.gate.set()
+    for job in jobs:
+        scene.end_of(job)
+    order = "abcxay" if every_s == 0.0 else "axybca"
+    assert scene.store.begun == [f"{kind} {tenant}" for tenant in order]
+    scene.store.dead.clear()
+    for tenant in "abc":
+        assert scene.run(job_of(tenant)).fault == ""
+    scene.store.gate.clear()
+    scene.store.begun.clear()
+    jobs = [scene.begin(job_of(tenant)) for tenant in "axby"]
+    scene.store.gate.set()
+    assert [scene.end_of(job).fault for job in jobs] == [""] * 4
+    assert scene.store.begun == [f"{kind} {tenant}" for tenant in "axby"], "who has answered again waits for nobody"
+    scene.engine.close()
+
+
 def test_calls_that_have_waited_for_long_behind_a_dead_store_end_without_a_call(tmp_path: Path) -> None:
     """One by one they would take so long that the brain ends the mover."""
 
@@ -367,6 +427,35 @@ def test_a_probe_with_many_names_of_a_dead_node_is_one_failure(scene: Scene) -> 
     scene.store.dead.add("odd")
     assert set(scene.run(lambda job: Probe(job, names, 3)).faults) == {"remote-down"}
     assert scene.engine.left_alone() == []
+
+
+def test_nodes_that_a_cluster_has_no_more_are_forgotten_and_others_are_left_alone_as_before(scene: Scene) -> None:
+    names = tuple(name_of(seed) for seed in range(2 * FAILURES_MAX))
+    scene.store.dead |= {"even", "odd"}
+    for _ in range(FAILURES_MAX):
+        scene.run(lambda job: Probe(job, names, 3))
+    assert scene.engine.left_alone() == ["even", "odd"]
+    for round_ in range(3):
+        scene.store.names[0] = f"new {round_}"
+        scene.run(lambda job: Probe(job, names, 3))
+        until("others to be forgotten", lambda: set(scene.engine._nodes) == set(scene.store.names))
+        assert scene.engine.left_alone() == ["odd"]
+
+
+def test_a_cluster_with_more_nodes_than_the_bound_is_served_and_the_last_used_ones_are_known(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_engine, "NODES_MAX", 4)
+    scene.store.names[:] = [f"{number}" for number in range(10)]
+    (first,), dead = seeds_of("3", 1, scene), seeds_of("7", FAILURES_MAX, scene)
+    scene.store.dead.add("7")
+    for seed in dead:
+        scene.run(lambda job, seed=seed: Probe(job, (name_of(seed),), 3))
+    for seed in range(50):
+        name = name_of(first if seed % 2 else seed)
+        assert scene.run(lambda job, name=name: Probe(job, (name, name_of(dead[0])), 3)).faults[-1] == "left-alone"
+        assert len(scene.engine._nodes) <= 4
+    assert scene.engine.left_alone() == ["7"]
 
 
 def test_a_full_store_is_not_left_alone(scene: Scene) -> None:

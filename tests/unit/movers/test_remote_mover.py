@@ -22,6 +22,7 @@ from kvserver.movers.remote_store import check, open_store
 from kvserver.remote.announcement import pack
 from kvserver.remote.breaker import FAILURES_MAX
 from kvserver.remote.chunk_value import ChunkName, Head, NamespaceName, Shard, decode, encode, head_bytes
+from kvserver.remote.directory import DirectoryStore
 from kvserver.remote.store import Facts, Store, StoreError
 from kvserver.transfer.native import digest_sum
 from kvserver.wire.orders import (
@@ -225,6 +226,9 @@ class AloneStore:
     def node_of(self, name: ChunkName) -> str:
         return name.key.hex() + self.long
 
+    def nodes(self) -> frozenset[str]:
+        return frozenset(self.node_of(name_of(seed)) for seed in range(NODES_TOLD_MAX + 9))
+
     def facts(self) -> Facts:
         raise StoreError("remote-down", self.long)
 
@@ -360,7 +364,42 @@ def test_a_directory_that_is_missing_fails_orders_at_once_and_is_used_when_it_is
         assert fault_of(door.order(PutRemote(1, encode(door.fill(3)), slots(*SLOTS)))) == "remote-down"
         (tmp_path / "mounted").mkdir()
         assert door.next() == RemoteIs("", [])
+        facts = door.next()
+        assert isinstance(facts, Ready)
+        assert any(name.endswith(" warning") for name, _ in facts.facts), "what an operator should know comes late"
         assert fault_of(door.order(PutRemote(2, encode(door.fill(3)), slots(*SLOTS)))) == ""
+
+
+def test_a_store_that_is_away_at_the_start_is_asked_for_its_facts_again_and_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Valkey that starts after its server. Nobody would be warned that it is never emptied."""
+    monkeypatch.setattr("kvserver.movers.remote_mover.FACTS_AGAIN_S", 0.0)
+    (remote,) = parse(f"a=file://{tmp_path}")
+    asked_by: list[int] = []
+    gate = threading.Event()
+
+    class Late(DirectoryStore):
+        def facts(self) -> Facts:
+            asked_by.append(threading.get_ident())
+            if len(asked_by) == 1:
+                raise StoreError("remote-down", "away")
+            assert gate.wait(WAIT_S)
+            return super().facts()
+
+    with Door(remote, opens=lambda _: Late(str(tmp_path))) as door:
+        assert isinstance(door.ready, Ready)
+        assert not any(name.endswith(" warning") for name, _ in door.ready.facts)
+        until("it to be asked again", lambda: len(asked_by) > 1)
+        report = door.order(asked(name_of(1).key))
+        assert isinstance(report, RemoteProbed), "no order waits for what hangs"
+        gate.set()
+        told = door.next()
+        assert isinstance(told, Ready)
+        assert any(name.endswith(" warning") for name, _ in told.facts)
+        for job in range(5):
+            assert isinstance(door.order(asked(name_of(job).key)), RemoteProbed), "it is told once"
+    assert len(asked_by) == 2
 
 
 class NoCode(Exception):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kvserver.remote import directory
 from kvserver.remote.announcement import pack, unpack
 from kvserver.remote.chunk_value import Head, WrongValue, encode
 from kvserver.remote.directory import ANNOUNCED, UNFINISHED, UNFINISHED_S_MAX, DirectoryStore
@@ -242,6 +243,24 @@ def test_a_full_file_of_announcements_is_followed_by_another_and_old_ones_go(tmp
     for number, expected in enumerate([1, 1, *range(2, FILES_MAX + 1), FILES_MAX, FILES_MAX]):
         store.announce(NAMESPACE, 5, full if number else full[8:])
         assert len(announcements(tmp_path)) == expected
+
+
+def test_what_is_kept_of_announcements_is_bounded_however_many_namespaces_and_epochs_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directory, "LOGS_MAX", 3)
+    store = DirectoryStore(str(tmp_path))
+    for number in range(9):
+        store.announce(NAMESPACE, number, pack([8]))
+        of = NAMESPACE._replace(namespace=bytes([number]) * 32)
+        store.announce(of, 5, pack([12]))
+        assert list(unpack(store.announced(of, 5, None).batch)) == [12]
+        assert len(store._announcements) <= 3
+        store.announce(NAMESPACE, number, pack([16]))
+        mine = tmp_path.joinpath(*NAMESPACE.pieces())
+        assert sum(path.name.startswith(f"{number:016x}") for path in announcements(mine)) == 1, "it is gone on with"
+    kept = [each for each in vars(store._announcements[NAMESPACE]).values() if isinstance(each, dict | list)]
+    assert not any(len(each) > 3 for each in kept)
 
 
 def test_announcements_of_another_epoch_go_when_nobody_has_written_to_them_for_a_day(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as some
 
 from kvserver.remote import namespace_note
 from kvserver.remote.chunk_value import NamespaceName
-from kvserver.remote.epoch_lease import LEASE_S, READ_EVERY_S, EpochLease
+from kvserver.remote.epoch_lease import LEASE_S, READ_EVERY_S, WRITE_AGAIN_S_MAX, EpochLease
 from kvserver.remote.namespace_note import NOTE_BYTES_MAX, NamespaceNote
 
 EVENTS = 4000
@@ -356,3 +356,41 @@ def test_the_drop_of_our_own_copies_ends_after_a_clear_of_our_own_without_effect
     lease.clear_ended(epoch, began_s=0.2, now_s=0.3, is_done=True)
     lease.dropped_local()
     assert lease.epoch(0.4) == 9
+
+
+def test_a_store_that_contradicts_itself_about_a_note_is_asked_no_more_often_than_one_that_fails() -> None:
+    """The first time another server may have been first, so the note is read at once."""
+    lease, now_s, reads = EpochLease(last_seen=None, fresh=lambda: 5), 100.0, []
+    while now_s < 100.0 + 20 * READ_EVERY_S:
+        if lease.wants_read(now_s):
+            reads.append(now_s)
+            assert lease.was_read(None, is_damaged=False, began_s=now_s) == "make"
+            assert lease.was_made(5, is_first=False, began_s=now_s) == ""
+        now_s += READ_EVERY_S / 8
+    assert reads[1] - reads[0] < READ_EVERY_S, "a race is over at once"
+    assert all(later - earlier >= READ_EVERY_S for earlier, later in itertools.pairwise(reads[1:]))
+    assert lease.contradictions == len(reads) >= 20
+    assert lease.was_read(NamespaceNote(6, b""), is_damaged=False, began_s=now_s) == ""
+    assert (lease.epoch(now_s), lease.contradictions) == (6, 0)
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_store_that_takes_notes_and_does_not_keep_them_costs_our_own_copies_less_and_less_often(
+    is_damaged: bool,
+) -> None:
+    """Each note that is written is another epoch. Such a store had them dropped each second."""
+    epochs = itertools.count(1)
+    lease, now_s, drops = EpochLease(last_seen=0, fresh=lambda: next(epochs)), 0.0, []
+    while now_s < 4.5 * WRITE_AGAIN_S_MAX:
+        assert lease.wants_read(now_s)
+        if step := lease.was_read(None, is_damaged=is_damaged, began_s=now_s):
+            assert step == ("replace" if is_damaged else "make")
+            assert lease.was_made(lease.fresh_epoch(), is_first=True, began_s=now_s) == "drop-local"
+            lease.dropped_local()
+            drops.append(now_s)
+        assert (lease.epoch(now_s) is None) == (now_s >= drops[-1] + LEASE_S), "nothing of it is used for longer"
+        now_s += READ_EVERY_S
+    assert [later - earlier for earlier, later in itertools.pairwise(drops)] == [2, 4, 8, *[WRITE_AGAIN_S_MAX] * 3]
+    assert lease.was_read(NamespaceNote(len(drops), b""), is_damaged=False, began_s=now_s) == ""
+    assert lease.contradictions == 0
+    assert lease.was_read(None, is_damaged=is_damaged, began_s=now_s + 1), "one that was there, and is lost, is written"

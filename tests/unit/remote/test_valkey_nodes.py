@@ -7,7 +7,7 @@ from glide_sync import GlideClusterClient
 
 from kvserver.remote.valkey import Settings, ValkeyStore
 from kvserver.remote.valkey_answers import OutOfStepError
-from kvserver.remote.valkey_nodes import NodeMap, node_map, slot_of
+from kvserver.remote.valkey_nodes import SLOTS, NodeMap, node_map, slot_of
 from tests.rigs.remote_chunks import name_of
 from tests.rigs.valkey_server import ValkeyCluster
 from tests.unit.remote.conftest import PATIENT
@@ -31,6 +31,16 @@ def test_a_key_belongs_to_the_master_of_its_range() -> None:
         slot = slot_of(key)
         assert nodes.node_of(key) == ("one:1" if slot <= 100 else "three:3" if slot < 8000 else "two:2")
     assert NodeMap().node_of(b"any") == ""
+    assert nodes.names == {"one:1", "two:2", "three:3"}
+    assert NodeMap().names == {""}
+    assert node_map(ranges[:1]).names == {"", "two:2"}, "a slot before all that were told has no node"
+
+
+class MoreThanSlots(list):
+    """More ranges than there are slots, of a node each."""
+
+    def __repr__(self) -> str:
+        return "more ranges than slots"
 
 
 ODD = [
@@ -46,6 +56,7 @@ ODD = [
     [[None, 5, [b"one", 1]]],
     [[float("inf"), 5, [b"one", 1]]],
     [[0, 5, [b"one", 1]], [6, 7, []]],
+    MoreThanSlots([at, at, [b"one", at]] for at in range(SLOTS + 1)),
 ]
 
 
@@ -70,4 +81,5 @@ def test_a_store_knows_the_nodes_of_its_cluster_after_its_first_probe(cluster: V
     assert {store.node_of(name) for name in names} == {""}
     store.heads(names, 1)
     assert {store.node_of(name) for name in names} == {f"127.0.0.1:{server.port}" for server in cluster.servers}
+    assert store.nodes() == {store.node_of(name) for name in names}
     store.close()

@@ -267,6 +267,32 @@ def test_what_takes_long_is_told_again() -> None:
         fleet.pass_ms(1_000)
 
 
+@pytest.mark.parametrize("is_open", [False, True])
+def test_what_is_told_again_while_the_store_takes_nothing_leaves_room_for_what_has_come(
+    monkeypatch: pytest.MonkeyPatch, is_open: bool
+) -> None:
+    monkeypatch.setattr("kvserver.service.state.announcements.UNTOLD_MAX", 30)
+    fleet = Fleet("&pledged=write&write=reuse", remote_foretold_ms=3_000, pledge_patience_ms=60_000)
+    fleet.first.pledge()
+    fleet.pass_ms(HEARD_MS)
+    if is_open:
+        fleet.first.rig.holds |= {AnnounceRemote, PutRemote}
+    else:
+        fleet.first.rig.store_is("away")
+    fleet.first.rig.pass_ms(30_000)
+    waits = fleet.first.rig.core.remotes[0].epochs[NAMESPACE].announcements.untold
+    assert len(waits) < 30 // 2 + CHUNKS, "it was told again and again to nobody"
+    fleet.first.rig.holds.clear()
+    fleet.first.rig.store_is("")
+    fleet.pass_ms(HEARD_MS)
+    told = len(words(fleet))
+    fleet.pass_ms(2_000)
+    assert len(words(fleet)) > told, "it is told again as before"
+    fleet.first.store(0, CHUNKS)
+    fleet.pass_ms(HEARD_MS)
+    assert is_written(fleet) == [True] * CHUNKS
+
+
 def test_a_clear_ends_what_is_foretold_without_a_word() -> None:
     """Chunks of another epoch are not looked for."""
     fleet = Fleet()

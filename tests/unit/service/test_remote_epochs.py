@@ -1,7 +1,7 @@
 """Another epoch in the store: what the brain does to its own copies, and what it keeps for the next brain."""
 
 import random
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -10,12 +10,20 @@ from kvserver.config.remotes import NAME_CHARS_MAX, REMOTES_MAX, parse
 from kvserver.remote import namespace_note
 from kvserver.remote.chunk_value import NamespaceName
 from kvserver.remote.namespace_note import NOTE_BYTES_MAX, NamespaceNote
-from kvserver.service.base.effects import PutNamespace
+from kvserver.service.base.effects import Log, PutNamespace
 from kvserver.service.base.events import ArenaGrew, Tick
+from kvserver.service.operators import clear_namespaces
 from kvserver.service.service import Service
 from kvserver.tiers.records import DOCUMENT_BYTES_MAX, decode_document, encode_document
 from kvserver.wire.messages import REGION_RUNS_MAX, Clear, GroupSpec, RegionRun, Registered
-from kvserver.wire.orders import ProbeRemote, ReadRemoteNote, RemoteNoteRead, WriteRemoteNote
+from kvserver.wire.orders import (
+    ProbeRemote,
+    ReadRemoteNote,
+    RemoteIs,
+    RemoteNoteRead,
+    RemoteNoteWritten,
+    WriteRemoteNote,
+)
 from tests.rigs.brain_rig import CHUNK_TOKENS, NAMESPACE, SLAB_BYTES, Client, Rig, chain
 from tests.rigs.disk_rig import DiskRig
 from tests.rigs.remote_rig import EPOCH, RemoteRig
@@ -139,3 +147,70 @@ def test_no_chunk_is_looked_for_between_a_clear_and_the_order_to_tell_the_store(
     rig.report(rig.mover, RemoteNoteRead(rig.asked(ReadRemoteNote)[-1].job, "", "here", EPOCH, b""))
     rig.wait_ms(10)
     assert [order.namespace for order in rig.asked(WriteRemoteNote)] == [NAMESPACE]
+
+
+def test_a_store_that_contradicts_itself_about_a_note_is_asked_once_a_second_and_named() -> None:
+    """It has no note when it is asked, and has one when it is to be made. It was asked again at each tick."""
+    rig, answered = RemoteRig(), 1
+    for _ in range(200):
+        rig.wait_ms(50)
+        for read in rig.asked(ReadRemoteNote)[answered:]:
+            answered += 1
+            rig.report(rig.mover, RemoteNoteRead(read.job, "", "absent", 0, b""))
+            rig.report(rig.mover, RemoteNoteWritten(rig.asked(WriteRemoteNote)[-1].job, "", False))
+    assert 10 <= answered <= 13
+    assert rig.core.counters.remote_failures == {("note", "contradiction"): answered - 2}
+    assert rig.core.remotes[0].counts.failures == {("note", "contradiction"): answered - 2}
+    events = [effect.event for effect in rig.effects if isinstance(effect, Log)]
+    assert events.count("remote note contradictory") == 1
+
+
+@pytest.mark.parametrize("state", ["absent", "damaged"])
+def test_a_store_that_does_not_keep_notes_is_named_and_costs_our_own_copies_a_few_times(
+    state: Literal["absent", "damaged"],
+) -> None:
+    rig, answered = RemoteRig(), 1
+    for _ in range(200):
+        rig.wait_ms(50)
+        for read in rig.asked(ReadRemoteNote)[answered:]:
+            answered += 1
+            writes = len(rig.asked(WriteRemoteNote))
+            rig.report(rig.mover, RemoteNoteRead(read.job, "", state, 0, b""))
+            for write in rig.asked(WriteRemoteNote)[writes:]:
+                rig.report(rig.mover, RemoteNoteWritten(write.job, "", True))
+    events = [effect.event for effect in rig.effects if isinstance(effect, Log)]
+    assert events.count("namespace cleared elsewhere") == 3, "at once, after 2 s and after 4 s more"
+    assert answered > 3 * 3
+    assert events.count("remote note contradictory") == 2
+    ((named, count),) = rig.core.counters.remote_failures.items()
+    assert named == ("note", "contradiction")
+    assert 4 <= count < answered
+
+
+@pytest.mark.parametrize("kind", ["read", "write"])
+def test_a_note_that_the_store_does_not_give_or_take_is_counted(kind: str) -> None:
+    rig = RemoteRig()
+    rig.wait_ms(1_100)
+    read = rig.asked(ReadRemoteNote)[-1]
+    if kind == "read":
+        rig.report(rig.mover, RemoteNoteRead(read.job, "remote-denied", "absent", 0, b""))
+    else:
+        rig.report(rig.mover, RemoteNoteRead(read.job, "", "absent", 0, b""))
+        rig.report(rig.mover, RemoteNoteWritten(rig.asked(WriteRemoteNote)[-1].job, "remote-denied", True))
+    assert rig.core.counters.remote_failures == {("note", "remote-denied"): 1}
+
+
+def test_a_namespace_that_is_cleared_again_and_again_while_its_store_is_away_has_no_more_callers_than_the_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each that waits is looked at in every event."""
+    monkeypatch.setattr(clear_namespaces, "CLEARS_MAX", 5)
+    rig = RemoteRig()
+    rig.report(rig.mover, RemoteIs("away", []))
+    codes = [getattr(rig.client.ask(Clear(rig.number(), NAMESPACE)), "code", "") for _ in range(9)]
+    assert codes == [""] * 5 + ["clears"] * 4
+    assert len(rig.core.clears.waiting) == 5
+    rig.wait_ms(rig.bounds.job_ttl_ms + 1_000)
+    assert rig.core.clears.waiting == []
+    assert rig.core.remotes[0].clears_owed == 1
+    assert getattr(rig.client.ask(Clear(rig.number(), NAMESPACE)), "code", "") == "", "there is room again"

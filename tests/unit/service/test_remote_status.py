@@ -7,9 +7,10 @@ from kvserver.config.remotes import parse
 from kvserver.service.base.events import MoverGone, Reported, Tick
 from kvserver.service.report import problems
 from kvserver.service.telling.counters import Counters
-from kvserver.wire.orders import Ready, RemoteIs, StartMover
+from kvserver.wire.orders import WARNING_FACT, Ready, RemoteIs, StartMover
 from kvserver.wire.status import RemoteStatus, Status
 from tests.rigs.brain_rig import Rig
+from tests.rigs.remote_rig import RemoteRig
 
 FINE = RemoteStatus(
     name="fleet",
@@ -70,10 +71,22 @@ def test_status_follows_the_mover_of_the_store() -> None:
     assert not status().usable
 
 
+def test_what_a_store_tells_late_is_shown_and_warned_of() -> None:
+    rig = RemoteRig()
+    for version in ("8.0", "8.1"):
+        facts = [("version", version), (f"1 {WARNING_FACT}", "it is never emptied")]
+        rig.report(rig.mover, Ready(1, "valkey", facts))
+        status = rig.service.status(rig.now_ns)
+        (shown,) = (mover for mover in status.movers if mover.device.startswith("remote"))
+        assert (shown.facts["version"], shown.backend, shown.state) == (version, "valkey", "ready")
+        assert any("it is never emptied" in warning for warning in status.warnings)
+
+
 def test_failures_are_a_trouble_and_what_passes_by_itself_is_none() -> None:
     counters = Counters()
     for fault in ("remote-full", "digest", *problems.PASSING):
         counters.remote_failed("read", fault)
+    counters.remote_failed("note", "remote-denied")  # no chunk, and a warning as long as it lasts
     counters.add("remote_dropped")
     assert problems.troubles(counters, []) == {
         "chunks that the remote store did not give or take": 2,
