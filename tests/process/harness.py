@@ -28,6 +28,7 @@ from kvserver._native import SUBMITTED
 from kvserver.wire.messages import BOARD_WORDS
 from kvserver.wire.status import Status
 from tests.process.raw import WAIT_S, RawLocal, RawPeer, RawSession
+from tests.rigs.pauses import pause_s
 
 __all__ = [
     "OBSERVER_SESSIONS",
@@ -51,7 +52,6 @@ __all__ = [
     "until",
 ]
 
-POLL_S = 0.002
 OBSERVER_SESSIONS = 1
 """Sessions that status() itself holds open."""
 
@@ -60,11 +60,11 @@ T = TypeVar("T")
 
 def until(what: str, probe: Callable[[], T | None], within_s: float = WAIT_S) -> T:
     """Polls `probe` until it returns a true value, and returns that. TimeoutError names `what` at the time limit."""
-    due_s = time.monotonic() + within_s
+    began_s = time.monotonic()
     while not (value := probe()):
-        if time.monotonic() > due_s:
+        if (waited_s := time.monotonic() - began_s) > within_s:
             raise TimeoutError(f"waited {within_s:g} s for {what}; last seen: {value!r}")
-        time.sleep(POLL_S)
+        time.sleep(pause_s(waited_s))
     return value
 
 
@@ -272,7 +272,7 @@ class Server:
 
     def status(self, within_s: float = WAIT_S) -> Status:
         """The status document, asked over a session that is reopened whenever it was lost."""
-        due_s = time.monotonic() + within_s
+        began_s = time.monotonic()
         while True:
             assert self.process is None or self.process.poll() is None, f"the server has ended:\n{self.log()}"
             if self._observer is None:
@@ -281,9 +281,9 @@ class Server:
             if document is not None:
                 return document
             self._forget_observer()
-            if time.monotonic() > due_s:
+            if (waited_s := time.monotonic() - began_s) > within_s:
                 raise TimeoutError(f"the server did not answer for {within_s:g} s:\n{self.log()}")
-            time.sleep(POLL_S)
+            time.sleep(pause_s(waited_s))
 
     def boards(self) -> "Boards":
         return Boards(self.brain_pid())

@@ -28,6 +28,7 @@ import zmq
 from kvserver._native import DONE, create_memfd
 from kvserver.wire import messages as wire
 from kvserver.wire.codec import decode_request, encode
+from tests.rigs.pauses import pause_s
 
 WAIT_S = 30.0
 LIMITS = wire.Limits(chunks_max=100, blocks_max=1000, jobs_max=5, lease_ttl_ms=30_000)
@@ -38,11 +39,11 @@ T = TypeVar("T")
 
 def until(what: str, probe: Callable[[], T]) -> T:
     """Polls `probe` until it returns a true value, and returns that."""
-    due_s = time.monotonic() + WAIT_S
+    began_s = time.monotonic()
     while not (value := probe()):
-        if time.monotonic() > due_s:
+        if (waited_s := time.monotonic() - began_s) > WAIT_S:
             raise TimeoutError(f"waited {WAIT_S:g} s for {what}")
-        time.sleep(0.001)
+        time.sleep(pause_s(waited_s))
     return value
 
 

@@ -12,6 +12,7 @@ from typing import Literal
 
 from kvserver.transfer.native import LIVE, Board, Completion, CopyEngine, completions, create_memfd
 from tests.rigs.oracle_plan import CopyGroup, Group, Run, plan
+from tests.rigs.pauses import pause_s
 
 Kind = Literal["store", "retrieve"]
 KINDS: tuple[Kind, ...] = ("store", "retrieve")
@@ -26,10 +27,11 @@ BIG_POOL = 24 * BIG_PAGE
 
 def until(is_so: Callable[[], bool]) -> None:
     """Polls for an action of another thread that gives no signal."""
-    deadline = time.monotonic() + WAIT_MS / 1000
+    began_s = time.monotonic()
     while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+        waited_s = time.monotonic() - began_s
+        assert waited_s < WAIT_MS / 1000
+        time.sleep(pause_s(waited_s))
 
 
 class Memory:
