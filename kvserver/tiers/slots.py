@@ -197,9 +197,11 @@ class SlotPool(Generic[Owner]):
         return 0 if slab is None else slab.slot_bytes
 
     def spare(self, slab_index: int) -> int:
-        """Slots that are free in other slabs, beyond those that the slots taken in this one would need there."""
+        """Slots that other slabs can give, beyond those that the slots taken in this one would need there."""
         slab = self._slabs[slab_index]
-        return self._free[slab.slot_bytes] - len(slab.owners) if slab is not None else 0
+        if slab is None:
+            return 0
+        return self._free[slab.slot_bytes] + len(self._empty) * len(slab.owners) - len(slab.owners)
 
     def nearly_full(self, slot_bytes: int, share: int) -> bool:
         """Fewer slots of this size can be had at once than this part (1 / share) of a slab's."""

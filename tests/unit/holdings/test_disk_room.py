@@ -86,6 +86,22 @@ def test_small_extents_wait_for_no_segment_that_has_become_theirs() -> None:
     assert None not in [room.take(wanted(room, SMALL), owner()) for _ in range(SMALL_A_SEGMENT)]
 
 
+def test_beside_a_segment_that_is_emptied_nothing_goes_while_another_one_is_empty() -> None:
+    extents = extents_of(3)
+    small = [extents.allocate(0, SMALL, owner()) for _ in range(3 * SMALL_A_SEGMENT)]
+    room = DiskRoom(extents, drop)
+    for extent in small[1 : SMALL_A_SEGMENT + 1]:
+        assert extent is not None
+        extents.free(extent)
+    assert room.take(wanted(room, LARGE), owner()) is None, "its first segment is emptied"
+    for extent in small[SMALL_A_SEGMENT + 1 : 2 * SMALL_A_SEGMENT]:
+        assert extent is not None
+        extents.free(extent)
+    got = [room.take(wanted(room, SMALL), owner()) for _ in range(SMALL_A_SEGMENT - 1)]
+    assert None not in got
+    assert room.emptying, "the last place of its size is that of the record which moves"
+
+
 def space_in(room: DiskRoom) -> Space:
     space = Space(b"n" * 32, 0, Geometry(6, (GroupGeometry(2, "full", 0, 1),)))
     space.fix_part(0, ((1, 4000),), 4000, SMALL)
