@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,7 +83,8 @@ class Side:
         """Says no more, and waits for the other end to close."""
         gone = self.gone
         link.connection.settimeout(WAIT_S)
-        assert link.connection.recv(1) == b""
+        with suppress(ConnectionResetError):  # it has not read all that was sent
+            assert link.connection.recv(1) == b""
         link.close_connection = True
         gone.append(link.path)
 
@@ -429,8 +430,10 @@ def test_a_client_that_goes_away_aborts_both(pair: Pair, begun: bool) -> None:
     body = json.dumps(BODY).encode()
     with pair.begun(len(body), body) as link:
         until("both to have it", lambda: pair.prefill.came and pair.decode.came)
-        if begun:
-            assert b" 200 " in link.recv(99)
+        came = b""
+        while begun and b"half" not in came:
+            came += (part := link.recv(99))
+            assert part
     until("both to be aborted", lambda: len(pair.prefill.gone) == len(pair.decode.gone) == 1)
 
 
