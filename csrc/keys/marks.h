@@ -1,6 +1,6 @@
 // Marks of chunks in remote stores (docs/remote-format.md): 64 bits each, of which the lowest two are a kind.
 //
-// kvserver/remote/announcement.py says what marks and kinds mean. The brain's thread alone uses these classes.
+// kvserver/remote/announcement.py says what marks and kinds mean. One thread at a time may use an object.
 
 #pragma once
 
