@@ -42,7 +42,7 @@ LATE_EVERY_S = 2.0
 """For so long after a call for a note, or for announcements, has failed, namespaces whose last one failed wait behind
 others."""
 LATE_MAX = 256
-"""Such namespaces that are remembered, of each kind of call."""
+"""So many of these namespaces are remembered, for each kind of call."""
 ANSWERED = ("remote-full", "remote-refused")
 """Problems of a node that works."""
 Fault = Literal["", "gone", "digest", "existed", "left-alone", "cancelled"] | str

@@ -201,7 +201,7 @@ class SlotPool(Generic[Owner]):
         slab = self._slabs[slab_index]
         if slab is None:
             return 0
-        return self._free[slab.slot_bytes] + len(self._empty) * len(slab.owners) - len(slab.owners)
+        return self._free[slab.slot_bytes] + (len(self._empty) - 1) * len(slab.owners)
 
     def nearly_full(self, slot_bytes: int, share: int) -> bool:
         """Fewer slots of this size can be had at once than this part (1 / share) of a slab's."""

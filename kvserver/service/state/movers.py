@@ -44,7 +44,7 @@ class Mover:
         return self._take_queue()
 
     def tells(self, report: Ready) -> None:
-        """What it is, and what it knows of its device. It may learn more later."""
+        """The process says what it is and what it knows of its device. It may learn more later."""
         self.pid, self.backend, self.facts = report.pid, report.backend, dict(report.facts)
 
     def become_killed(self) -> list[Instruct]:
