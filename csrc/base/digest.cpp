@@ -102,24 +102,12 @@ uint64_t row_entry(size_t row) {
 // What becomes of bytes that were summed: nothing, or they are stored, through the cache or past it.
 enum class Keep { NOT, STORED, STREAMED };
 
-// What will be read after some bytes: the rest of a stretch up to its end, then the next one. next: null if there is
-// none.
-struct Reading {
-    const std::byte* end;
-    const std::byte* next;
-
-    const std::byte* after(const std::byte* data, size_t bytes) const {
-        if (static_cast<size_t>(end - data) > bytes) return data + bytes;
-        return next == nullptr ? end - 1 : next + (bytes - static_cast<size_t>(end - data));
-    }
-};
-
-// The sum of `count` whole words from column `first` on: word * B, less than 2^102, as a row has 2^10 words. target:
-// null with Keep::NOT.
-using SumWords = Wide (*)(const std::byte* data, size_t first, size_t count, Reading reading, std::byte* target);
+// A number that is the sum of `count` whole words from column `first` on, word * B, modulo the prime, and less than
+// 2^102, as a row has 2^10 words. target: null with Keep::NOT.
+using SumWords = Wide (*)(const std::byte* data, size_t first, size_t count, ReadAhead& reading, std::byte* target);
 
 template <Keep keep>
-Wide sum_words_portable(const std::byte* data, size_t first, size_t count, Reading, std::byte* target) {
+Wide sum_words_portable(const std::byte* data, size_t first, size_t count, ReadAhead&, std::byte* target) {
     const uint64_t* const b = columns().whole + first;
     const auto product = [&](size_t i) {
         uint32_t word;
@@ -160,19 +148,29 @@ __attribute__((target("avx2"))) inline __m256i products(const __m256i (&words)[4
 constexpr unsigned TOP_SHIFT = 58;
 static_assert(DIGEST_COLUMNS / Columns::STEP_WORDS <= 64);
 
-Wide whole_sum(const uint64_t (&lows)[4], const uint32_t* tops) {
-    Wide rest = 0;
-    uint64_t top = 0;
-    for (size_t lane = 0; lane < 4; ++lane) {
-        const uint64_t of_lane = tops[lane / 2 * 4 + lane % 2];
-        rest += lows[lane] - (of_lane << TOP_SHIFT);
-        top += of_lane;
-    }
-    return (static_cast<Wide>(top) << TOP_SHIFT) + rest;
+// The sums of two times four lanes.
+__attribute__((target("avx2"))) inline __m128i sums_of_lanes(__m256i one, __m256i other) {
+    const __m256i pairs = _mm256_add_epi64(_mm256_unpacklo_epi64(one, other), _mm256_unpackhi_epi64(one, other));
+    return _mm_add_epi64(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
 }
 
-// Raises what comes from memory from 12 to 20 GB/s a core, next to 25 for reading alone. 1 and 4 KiB do less.
-constexpr size_t AHEAD_BYTES = 2048;
+// The rest of a lane beside its upper bits, modulo the prime: less than 2^61 + 8, so that four can be added.
+__attribute__((target("avx2"))) inline __m256i rest_of_lanes(__m256i lanes, __m256i tops) {
+    const __m256i rest = _mm256_sub_epi64(lanes, _mm256_slli_epi64(tops, TOP_SHIFT));
+    return _mm256_add_epi64(_mm256_and_si256(rest, _mm256_set1_epi64x(P)), _mm256_srli_epi64(rest, 61));
+}
+
+// The whole sum, modulo the prime. tops: of `low` in numbers 0, 1, 4, 5, of `high` in the others.
+__attribute__((target("avx2"))) inline Wide whole_sum(__m256i low, __m256i high, __m256i tops) {
+    const __m256i tops_of_low = _mm256_unpacklo_epi32(tops, _mm256_setzero_si256());
+    const __m256i tops_of_high = _mm256_unpackhi_epi32(tops, _mm256_setzero_si256());
+    const __m128i rests = sums_of_lanes(rest_of_lanes(low, tops_of_low), rest_of_lanes(high, tops_of_high));
+    const __m128i shifted = sums_of_lanes(tops_of_low, tops_of_high);
+    const auto number = [](uint64_t top, uint64_t rest) { return (static_cast<Wide>(top) << TOP_SHIFT) + rest; };
+    const auto first = [](__m128i lanes) { return static_cast<uint64_t>(_mm_cvtsi128_si64(lanes)); };
+    const auto second = [&](__m128i lanes) { return first(_mm_unpackhi_epi64(lanes, lanes)); };
+    return number(first(shifted), first(rests)) + (number(second(shifted), second(rests)) << LIMB_BITS);
+}
 
 template <Keep keep>
 __attribute__((target("avx2"))) inline void store(std::byte* target, __m256i bytes) {
@@ -181,8 +179,8 @@ __attribute__((target("avx2"))) inline void store(std::byte* target, __m256i byt
 }
 
 template <Keep keep>
-__attribute__((target("avx2"))) Wide sum_words_avx2(const std::byte* data, size_t first, size_t count, Reading reading,
-                                                    std::byte* target) {
+__attribute__((target("avx2"))) Wide sum_words_avx2(const std::byte* data, size_t first, size_t count,
+                                                    ReadAhead& reading, std::byte* target) {
     const auto rest = sum_words_portable < keep == Keep::NOT ? keep : Keep::STORED > ;
     constexpr size_t STEP = Columns::STEP_WORDS;
     const size_t before = std::min(count, -first % STEP);
@@ -199,8 +197,9 @@ __attribute__((target("avx2"))) Wide sum_words_avx2(const std::byte* data, size_
     if (steps == 0) return sum + rest(data, first, count, reading, target);
     const auto* limbs = reinterpret_cast<const __m256i*>(columns().limbs + 2 * first);
     __m256i low = _mm256_setzero_si256(), high = low, tops = low;
+    ReadAhead ahead = reading;  // in registers
     for (size_t step = 0; step < steps; ++step, data += WORD_BYTES * STEP, limbs += 4) {
-        _mm_prefetch(reading.after(data, AHEAD_BYTES), _MM_HINT_T0);
+        ahead.fetch_line();
         const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(data));
         const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(data) + 1);
         if constexpr (keep != Keep::NOT) {
@@ -219,12 +218,8 @@ __attribute__((target("avx2"))) Wide sum_words_avx2(const std::byte* data, size_
             _mm256_shuffle_ps(_mm256_castsi256_ps(lower), _mm256_castsi256_ps(upper), 0xdd));  // the upper 32 bits
         tops = _mm256_add_epi32(tops, _mm256_srli_epi32(halves, TOP_SHIFT - 32));
     }
-    alignas(32) uint64_t lows[4], highs[4];
-    alignas(32) uint32_t counts[8];  // lower, lower, upper, upper; and of the other two lanes
-    _mm256_store_si256(reinterpret_cast<__m256i*>(lows), low);
-    _mm256_store_si256(reinterpret_cast<__m256i*>(highs), high);
-    _mm256_store_si256(reinterpret_cast<__m256i*>(counts), tops);
-    sum += whole_sum(lows, counts) + (whole_sum(highs, counts + 2) << LIMB_BITS);
+    reading = ahead;
+    sum += whole_sum(low, high, tops);
     if (count % STEP == 0) return sum;
     return sum + rest(data, first + steps * STEP, count % STEP, reading, target);
 }
@@ -263,10 +258,10 @@ uint64_t part_of_word(std::span<const std::byte> bytes, size_t first, std::byte*
     return word;
 }
 
-std::byte* ahead(std::byte* target, size_t bytes) { return target == nullptr ? nullptr : target + bytes; }
+std::byte* after(std::byte* target, size_t bytes) { return target == nullptr ? nullptr : target + bytes; }
 
 // The sum of a stretch of one row, which begins with byte `column` of it. target: may be null.
-uint64_t sum_row(std::span<const std::byte> stretch, size_t column, SumWords sum_words, Reading reading,
+uint64_t sum_row(std::span<const std::byte> stretch, size_t column, SumWords sum_words, ReadAhead& reading,
                  std::byte* target) {
     const uint64_t* const b = columns().whole;
     Wide sum = 0;
@@ -274,30 +269,31 @@ uint64_t sum_row(std::span<const std::byte> stretch, size_t column, SumWords sum
         const size_t taken = std::min(stretch.size(), WORD_BYTES - inside);
         sum += static_cast<Wide>(b[column / WORD_BYTES]) * part_of_word(stretch.first(taken), inside, target);
         stretch = stretch.subspan(taken);
-        target = ahead(target, taken);
+        target = after(target, taken);
         column += taken;
     }
     const size_t words = stretch.size() / WORD_BYTES;
     sum += sum_words(stretch.data(), column / WORD_BYTES, words, reading, target);
     stretch = stretch.subspan(words * WORD_BYTES);
-    target = ahead(target, words * WORD_BYTES);
+    target = after(target, words * WORD_BYTES);
     if (!stretch.empty()) sum += static_cast<Wide>(b[column / WORD_BYTES + words]) * part_of_word(stretch, 0, target);
     return reduced(sum);
 }
 
 uint64_t sum_rows(std::span<const std::byte> stretch, uint64_t offset, SumWords sum_words, std::byte* target,
-                  const std::byte* next) {
+                  ReadAhead& reading) {
     uint64_t total = 0;
-    const Reading reading{stretch.data() + stretch.size(), next};
+    const size_t bytes = stretch.size();
     while (!stretch.empty()) {
         const size_t column = offset % DIGEST_ROW_BYTES;
         const size_t taken = std::min(stretch.size(), DIGEST_ROW_BYTES - column);
         const uint64_t row = sum_row(stretch.first(taken), column, sum_words, reading, target);
         total = reduced(static_cast<Wide>(row) * row_entry(offset / DIGEST_ROW_BYTES) + total);
         stretch = stretch.subspan(taken);
-        target = ahead(target, taken);
+        target = after(target, taken);
         offset += taken;
     }
+    reading.keep_up(bytes);
     return total;
 }
 
@@ -313,14 +309,18 @@ DigestSum digest_sum(std::span<const std::byte> stretch, uint64_t offset, Digest
         bad_argument(
             format("%zu bytes at %lu must end at %lu or before", stretch.size(), offset, DIGEST_PAYLOAD_BYTES_MAX));
     }
-    return {sum_rows(stretch, offset, chosen(Keep::NOT, path), nullptr, nullptr), stretch.size()};
+    const Copy copy{stretch.data(), nullptr, stretch.size(), offset};
+    ReadAhead reading({&copy, 1}, DIGEST_AHEAD_BYTES);
+    return {digest_copy(copy, PastCache::NO, reading, path), stretch.size()};
 }
 
-uint64_t digest_copy(std::span<const std::byte> stretch, uint64_t offset, std::byte* target, PastCache past_cache,
-                     const std::byte* next, DigestPath path) {
+uint64_t digest_copy(const Copy& copy, PastCache past_cache, ReadAhead& reading, DigestPath path) {
+    const std::span<const std::byte> stretch(copy.source, copy.bytes);
+    if (copy.target == nullptr) return sum_rows(stretch, copy.offset, chosen(Keep::NOT, path), nullptr, reading);
     // The steps of a row begin at multiples of 64 bytes of the payload.
-    const bool streams = past_cache == PastCache::YES && (reinterpret_cast<uintptr_t>(target) - offset) % 32 == 0;
-    return sum_rows(stretch, offset, chosen(streams ? Keep::STREAMED : Keep::STORED, path), target, next);
+    const bool aligned = (reinterpret_cast<uintptr_t>(copy.target) - copy.offset) % 32 == 0;
+    const Keep keep = past_cache == PastCache::YES && aligned ? Keep::STREAMED : Keep::STORED;
+    return sum_rows(stretch, copy.offset, chosen(keep, path), copy.target, reading);
 }
 
 namespace {

@@ -10,14 +10,9 @@
 #include <span>
 #include <string>
 
-namespace kv {
+#include "base/read_ahead.h"
 
-struct Copy {
-    const std::byte* source;
-    std::byte* target;
-    size_t bytes;
-    uint64_t offset = 0;  // in its payload, for its sum
-};
+namespace kv {
 
 enum class Through { CACHE, MEMORY };
 
