@@ -122,14 +122,19 @@ NO_DIGEST: int  # 2**64 - 1: takes the place of a digest or a sum that nobody co
 DigestSum = tuple[int, int]
 """(sum, bytes): the sum of that many bytes of a payload, a number below 2**61 - 1."""
 
+DigestPath = Literal["best", "avx2", "portable"]
+"""Vector instructions: what the processor has, none beyond AVX2, none. For tests, the last two."""
+
 def digest_sum(
-    bytes: bytes | bytearray | memoryview, begin: int, end: int, offset: int, portable: bool = False
+    bytes: bytes | bytearray | memoryview, begin: int, end: int, offset: int, path: DigestPath = "best"
 ) -> DigestSum:
     """The sum of bytes[begin:end], whose first byte is byte `offset` of its payload (docs/digest.md).
 
-    bytes: in one stretch; it may change meanwhile. portable: without the processor's vector instructions, for tests."""
+    bytes: in one stretch; it may change meanwhile."""
 
-def digest_copy(source: bytes | bytearray | memoryview, target: memoryview, offset: int) -> DigestSum:
+def digest_copy(
+    source: bytes | bytearray | memoryview, target: memoryview, offset: int, path: DigestPath = "best"
+) -> DigestSum:
     """Copies bytes into memory of the same size, and returns the sum of what was read. Their first byte is byte
     `offset` of its payload. Writes past the cache where the target is aligned for that."""
 

@@ -1,6 +1,7 @@
 #include "base/digest.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <bit>
 #include <cstring>
@@ -57,15 +58,18 @@ struct Columns {
             uint32_t* const lane = &limbs[vector * 8 + word % 8 / 2 * 2];
             lane[0] = static_cast<uint32_t>(whole[word] & LIMB_MASK);
             lane[1] = static_cast<uint32_t>(whole[word] >> LIMB_BITS);
+            parted[word / STEP_WORDS * STEP_WORDS + word % 2 * 8 + word % STEP_WORDS / 2] = whole[word];
         }
     }
 
-    static constexpr size_t STEP_WORDS = 16;  // of a step with AVX2
+    static constexpr size_t STEP_WORDS = 16;  // 64 bytes, which vectors take at a time
 
     uint64_t whole[DIGEST_COLUMNS];
     // As AVX2 takes them: a vector for the even words of each half of a step, and one for its odd words. A lane holds
     // both limbs. Twice these 8 KiB, without an instruction to part them, halved what is summed from memory.
     alignas(64) uint32_t limbs[2 * DIGEST_COLUMNS];
+    // As AVX-512 takes them: of each step the even words, then the odd ones.
+    alignas(64) uint64_t parted[DIGEST_COLUMNS];
 };
 
 const Columns& columns() {
@@ -126,6 +130,34 @@ Wide sum_words_portable(const std::byte* data, size_t first, size_t count, ReadA
 
 #if defined(__x86_64__)
 
+// The sum of `steps` steps from column `first` on, which begins one.
+constexpr size_t STEP_BYTES = WORD_BYTES * Columns::STEP_WORDS;
+using SumSteps = Wide (*)(const std::byte* data, size_t first, size_t steps, ReadAhead& reading, std::byte* target);
+
+// Words before the first step and after the last one go the portable way.
+template <Keep keep, SumSteps sum_steps>
+Wide sum_words_by_steps(const std::byte* data, size_t first, size_t count, ReadAhead& reading, std::byte* target) {
+    const auto rest = sum_words_portable < keep == Keep::NOT ? keep : Keep::STORED > ;
+    constexpr size_t STEP = Columns::STEP_WORDS;
+    Wide sum = 0;
+    const auto advance = [&](size_t words) {
+        data += WORD_BYTES * words;
+        if constexpr (keep != Keep::NOT) target += WORD_BYTES * words;
+        first += words;
+        count -= words;
+    };
+    if (const size_t before = std::min(count, -first % STEP); before > 0) {
+        sum += rest(data, first, before, reading, target);
+        advance(before);
+    }
+    if (const size_t steps = count / STEP; steps > 0) {
+        sum += sum_steps(data, first, steps, reading, target);
+        advance(steps * STEP);
+    }
+    if (count > 0) sum += rest(data, first, count, reading, target);
+    return sum;
+}
+
 // The upper 32 bits of each lane in the lower ones' place.
 __attribute__((target("avx2"))) inline __m256i upper_halves(__m256i lanes) {
     return _mm256_castps_si256(_mm256_movehdup_ps(_mm256_castsi256_ps(lanes)));
@@ -143,8 +175,7 @@ __attribute__((target("avx2"))) inline __m256i products(const __m256i (&words)[4
 // of 64 groups together are less than 2^64, so that both give the sum itself.
 //
 // Slower from cache when measured: each group split into halves of 32 bits, three limbs of 20 bits, which never
-// overflow, odd words by loads of their own. AVX-512's products of 52 bits: 17 % faster from cache, from memory no
-// faster.
+// overflow, odd words by loads of their own.
 constexpr unsigned TOP_SHIFT = 58;
 static_assert(DIGEST_COLUMNS / Columns::STEP_WORDS <= 64);
 
@@ -179,33 +210,19 @@ __attribute__((target("avx2"))) inline void store(std::byte* target, __m256i byt
 }
 
 template <Keep keep>
-__attribute__((target("avx2"))) Wide sum_words_avx2(const std::byte* data, size_t first, size_t count,
+__attribute__((target("avx2"))) Wide sum_steps_avx2(const std::byte* data, size_t first, size_t steps,
                                                     ReadAhead& reading, std::byte* target) {
-    const auto rest = sum_words_portable < keep == Keep::NOT ? keep : Keep::STORED > ;
-    constexpr size_t STEP = Columns::STEP_WORDS;
-    const size_t before = std::min(count, -first % STEP);
-    Wide sum = 0;
-    if (before > 0) {
-        sum = rest(data, first, before, reading, target);
-        data += WORD_BYTES * before;
-        if constexpr (keep != Keep::NOT) target += WORD_BYTES * before;
-        first += before;
-        count -= before;
-    }
-
-    const size_t steps = count / STEP;
-    if (steps == 0) return sum + rest(data, first, count, reading, target);
     const auto* limbs = reinterpret_cast<const __m256i*>(columns().limbs + 2 * first);
     __m256i low = _mm256_setzero_si256(), high = low, tops = low;
     ReadAhead ahead = reading;  // in registers
-    for (size_t step = 0; step < steps; ++step, data += WORD_BYTES * STEP, limbs += 4) {
+    for (size_t step = 0; step < steps; ++step, data += STEP_BYTES, limbs += 4) {
         ahead.fetch_line();
         const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(data));
         const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(data) + 1);
         if constexpr (keep != Keep::NOT) {
             store<keep>(target, a);
             store<keep>(target + sizeof a, b);
-            target += WORD_BYTES * STEP;
+            target += STEP_BYTES;
         }
         const __m256i words[] = {a, upper_halves(a), b, upper_halves(b)};
         const __m256i both[] = {limbs[0], limbs[1], limbs[2], limbs[3]};
@@ -219,30 +236,77 @@ __attribute__((target("avx2"))) Wide sum_words_avx2(const std::byte* data, size_
         tops = _mm256_add_epi32(tops, _mm256_srli_epi32(halves, TOP_SHIFT - 32));
     }
     reading = ahead;
-    sum += whole_sum(low, high, tops);
-    if (count % STEP == 0) return sum;
-    return sum + rest(data, first + steps * STEP, count % STEP, reading, target);
+    return whole_sum(low, high, tops);
+}
+
+__attribute__((target("avx512f"))) inline __m512i loaded(const void* from) {
+    __m512i vector = _mm512_loadu_si512(from);
+    __asm__("" : "+v"(vector));  // else a compiler has each use load it again
+    return vector;
+}
+
+// Two vectors of eight words a step. A multiplication adds the lower or the upper 52 bits of a product; a lane takes
+// 128 of them at most, which fit.
+template <Keep keep>
+__attribute__((target("avx512f,avx512ifma"))) Wide sum_steps_avx512(const std::byte* data, size_t first, size_t steps,
+                                                                    ReadAhead& reading, std::byte* target) {
+    constexpr unsigned HALF_BITS = 52;
+    static_assert(2 * DIGEST_COLUMNS / Columns::STEP_WORDS < uint64_t{1} << (64 - HALF_BITS));
+    const auto* entries = reinterpret_cast<const __m512i*>(columns().parted + first);
+    const __m512i lower_words = _mm512_set1_epi64(0xffffffff);
+    __m512i lows[2] = {}, highs[2] = {}, tops[2] = {};  // tops: of the entries' upper 8 bits
+    ReadAhead ahead = reading;                          // in registers
+    for (size_t step = 0; step < steps; ++step, data += STEP_BYTES, entries += 2) {
+        ahead.fetch_line();
+        const __m512i both = loaded(data);
+        if constexpr (keep != Keep::NOT) {
+            store<keep>(target, _mm512_castsi512_si256(both));  // in halves: AMD's processors stream them faster
+            store<keep>(target + STEP_BYTES / 2, _mm512_extracti64x4_epi64(both, 1));
+            target += STEP_BYTES;
+        }
+        const __m512i words[] = {_mm512_and_si512(both, lower_words), _mm512_srli_epi64(both, 32)};
+        for (size_t half = 0; half < 2; ++half) {
+            const __m512i entry = loaded(entries + half);
+            lows[half] = _mm512_madd52lo_epu64(lows[half], words[half], entry);
+            highs[half] = _mm512_madd52hi_epu64(highs[half], words[half], entry);
+            tops[half] = _mm512_madd52lo_epu64(tops[half], words[half], _mm512_srli_epi64(entry, HALF_BITS));
+        }
+    }
+    reading = ahead;
+    const __m512i low = _mm512_add_epi64(lows[0], lows[1]);
+    const __m512i high = _mm512_add_epi64(_mm512_add_epi64(highs[0], highs[1]), _mm512_add_epi64(tops[0], tops[1]));
+    const auto total = static_cast<uint64_t>(_mm512_reduce_add_epi64(low));
+    return (static_cast<Wide>(_mm512_reduce_add_epi64(high)) << HALF_BITS) + total;
 }
 
 template <Keep keep>
-SumWords best() {
-    return __builtin_cpu_supports("avx2") ? sum_words_avx2<keep> : sum_words_portable<keep>;
+SumWords fastest(DigestPath path) {
+    if (path == DigestPath::BEST && __builtin_cpu_supports("avx512ifma")) {
+        return sum_words_by_steps<keep, sum_steps_avx512<keep>>;
+    }
+    if (path != DigestPath::PORTABLE && __builtin_cpu_supports("avx2")) {
+        return sum_words_by_steps<keep, sum_steps_avx2<keep>>;
+    }
+    return sum_words_portable < keep == Keep::NOT ? keep : Keep::STORED > ;
 }
 
 #else
 
 template <Keep keep>
-SumWords best() {
-    return sum_words_portable<keep>;
+SumWords fastest(DigestPath) {
+    return sum_words_portable < keep == Keep::NOT ? keep : Keep::STORED > ;
 }
 
 #endif
 
 SumWords chosen(Keep keep, DigestPath path) {
-    static const SumWords best_ones[] = {best<Keep::NOT>(), best<Keep::STORED>(), best<Keep::STREAMED>()};
-    static const SumWords portable_ones[] = {sum_words_portable<Keep::NOT>, sum_words_portable<Keep::STORED>,
-                                             sum_words_portable<Keep::STORED>};
-    return (path == DigestPath::BEST ? best_ones : portable_ones)[static_cast<size_t>(keep)];
+    using Choices = std::array<SumWords, 3>;
+    const auto of_path = [](DigestPath one) {
+        return Choices{fastest<Keep::NOT>(one), fastest<Keep::STORED>(one), fastest<Keep::STREAMED>(one)};
+    };
+    static const std::array choices{of_path(DigestPath::BEST), of_path(DigestPath::AVX2),
+                                    of_path(DigestPath::PORTABLE)};
+    return choices[static_cast<size_t>(path)][static_cast<size_t>(keep)];
 }
 
 // ------------------------------------------------------------------ bytes

@@ -38,8 +38,9 @@ struct DigestSum {
 DigestSum operator+(const DigestSum& one, const DigestSum& other);
 
 enum class DigestPath {
-    BEST,      // AVX2, if the processor has it
-    PORTABLE,  // for tests, and for other processors
+    BEST,      // what the processor has
+    AVX2,      // without AVX-512; for tests, as is the next one
+    PORTABLE,  // for other processors
 };
 
 // The sum of a stretch whose first byte is byte `offset` of its payload; its address may be any. std::invalid_argument

@@ -2,8 +2,8 @@
 
 #include "base/digest.h"
 
+#include "base/check.h"
 #include "bind/bind.h"
-#include "copy/copy_kernels.h"
 
 namespace kv {
 namespace {
@@ -14,35 +14,46 @@ DigestSum sum_from(const SumTuple& tuple) { return {std::get<0>(tuple), std::get
 
 SumTuple tuple_of(const DigestSum& sum) { return {sum.sum, sum.bytes}; }
 
+DigestPath path_named(const std::string& name) {
+    if (name == "best") return DigestPath::BEST;
+    if (name == "avx2") return DigestPath::AVX2;
+    if (name == "portable") return DigestPath::PORTABLE;
+    bad_argument(format("path=%s must be best, avx2 or portable", name.c_str()));
+}
+
 }  // namespace
 
 void bind_digest(nb::module_& module) {
     module.attr("DIGEST_PAYLOAD_BYTES_MAX") = DIGEST_PAYLOAD_BYTES_MAX;
     module.def(
         "digest_sum",
-        [](const nb::object& bytes, uint64_t begin, uint64_t end, uint64_t offset, bool portable) {
+        [](const nb::object& bytes, uint64_t begin, uint64_t end, uint64_t offset, const std::string& path) {
+            const auto chosen = path_named(path);
             const Memory memory(bytes);
             const auto whole = memory.bytes();
             if (begin > end || end > whole.size()) {
                 bad_argument(format("[%lu, %lu) of %zu bytes", begin, end, whole.size()));
             }
-            const auto path = portable ? DigestPath::PORTABLE : DigestPath::BEST;
-            return tuple_of(without_gil([&] { return digest_sum(whole.subspan(begin, end - begin), offset, path); }));
+            return tuple_of(without_gil([&] { return digest_sum(whole.subspan(begin, end - begin), offset, chosen); }));
         },
-        "bytes"_a, "begin"_a, "end"_a, "offset"_a, "portable"_a = false);
+        "bytes"_a, "begin"_a, "end"_a, "offset"_a, "path"_a = "best");
     module.def(
         "digest_copy",
-        [](const nb::object& source, const nb::object& target, uint64_t offset) {
+        [](const nb::object& source, const nb::object& target, uint64_t offset, const std::string& path) {
+            const auto chosen = path_named(path);
             const Memory from(source);
             const WritableMemory to(target);
             const Copy copy{from.bytes().data(), to.bytes().data(), from.bytes().size(), offset};
             check_range("bytes of the target", to.bytes().size(), copy.bytes, copy.bytes);
             check_range("offset", offset, 0, DIGEST_PAYLOAD_BYTES_MAX - copy.bytes);
             uint64_t sum = 0;
-            without_gil([&] { run_summed_copies({&copy, 1}, {&sum, 1}, Through::MEMORY); });
+            without_gil([&] {
+                ReadAhead reading({&copy, 1}, DIGEST_AHEAD_BYTES);
+                sum = digest_copy(copy, PastCache::YES, reading, chosen);
+            });
             return SumTuple(sum, copy.bytes);
         },
-        "source"_a, "target"_a, "offset"_a);
+        "source"_a, "target"_a, "offset"_a, "path"_a = "best");
     module.def(
         "add_digest_sums",
         [](const SumTuple& one, const SumTuple& other) { return tuple_of(sum_from(one) + sum_from(other)); }, "one"_a,

@@ -4,8 +4,10 @@ import mmap
 import random
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import example, given, settings
@@ -13,6 +15,9 @@ from hypothesis import strategies as st
 
 from kvserver.transfer.native import DIGEST_PAYLOAD_BYTES_MAX, add_digest_sums, digest_copy, digest_sum, payload_digest
 from tests.rigs.slow_digest import PRIME, ROW_BYTES, ShardName, entry, slow_digest, slow_name, slow_sum
+
+if TYPE_CHECKING:
+    from kvserver._native import DigestPath
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "digest.md").read_text()
 NAME = ShardName(bytes(range(32)), bytes(range(255, 223, -1)), 3, 5)
@@ -22,11 +27,12 @@ PATTERNS: dict[str, Callable[[int], bytes]] = {
     "ones": lambda length: bytes([255]) * length,
 }
 """The byte patterns of the page's vectors."""
+PATHS: tuple["DigestPath", ...] = ("best", "avx2", "portable")
 LAST_ROW = DIGEST_PAYLOAD_BYTES_MAX // ROW_BYTES - 1
 
 
-def whole(payload: bytes, *, portable: bool = False) -> tuple[int, int]:
-    return digest_sum(payload, 0, len(payload), 0, portable)
+def whole(payload: bytes, path: "DigestPath" = "best") -> tuple[int, int]:
+    return digest_sum(payload, 0, len(payload), 0, path)
 
 
 def digest(payload: bytes, name: ShardName = NAME) -> int:
@@ -45,31 +51,37 @@ def randoms(length: int) -> bytes:
 LENGTHS = [*range(302), *range(1020, 1030), *(4096 * rows + more for rows in (1, 2, 3) for more in (-1, 0, 1)), 18432]
 
 
-@pytest.mark.parametrize("portable", [False, True])
-def test_every_length_sums_to_what_the_formula_says(portable: bool) -> None:
+@pytest.mark.parametrize("path", PATHS)
+def test_every_length_sums_to_what_the_formula_says(path: "DigestPath") -> None:
     for length in LENGTHS:
         payload = randoms(length)
-        assert whole(payload, portable=portable) == (slow_sum(payload), length), length
+        assert whole(payload, path) == (slow_sum(payload), length), length
         assert payload_digest(whole(payload), *NAME, length) == slow_digest(payload, NAME)
 
 
-@pytest.mark.parametrize("portable", [False, True])
-def test_each_byte_has_its_own_weight(portable: bool) -> None:
+@pytest.mark.parametrize("path", PATHS)
+def test_each_byte_has_its_own_weight(path: "DigestPath") -> None:
     """Bytes of one, each alone, at every place of two rows and of the last one."""
     for place in (*range(2 * ROW_BYTES), *range(LAST_ROW * ROW_BYTES, DIGEST_PAYLOAD_BYTES_MAX, 5)):
         expected = 2 ** (8 * (place % 4)) * entry("B", place // 4 % 1024) * entry("A", place // ROW_BYTES) % PRIME
-        assert digest_sum(b"\1", 0, 1, place, portable) == (expected, 1), place
+        assert digest_sum(b"\1", 0, 1, place, path) == (expected, 1), place
 
 
-@pytest.mark.parametrize("portable", [False, True])
-def test_the_largest_words_of_whole_rows_do_not_overflow(portable: bool) -> None:
+@pytest.mark.parametrize("path", PATHS)
+def test_the_largest_words_of_whole_rows_do_not_overflow(path: "DigestPath") -> None:
     payload = b"\xff" * (3 * ROW_BYTES)
-    assert whole(payload, portable=portable) == (slow_sum(payload), len(payload))
+    assert whole(payload, path) == (slow_sum(payload), len(payload))
 
 
-def test_both_paths_agree_on_long_payloads() -> None:
+def test_all_paths_agree_on_long_payloads() -> None:
     payload = randoms((5 << 20) + 3)
-    assert whole(payload) == whole(payload, portable=True)
+    assert whole(payload, "best") == whole(payload, "avx2") == whole(payload, "portable")
+
+
+def test_a_path_that_does_not_exist_is_refused() -> None:
+    for call in (partial(digest_sum, b"", 0, 0, 0), partial(digest_copy, b"", memoryview(bytearray()), 0)):
+        with pytest.raises(ValueError, match="path=sse must be best, avx2 or portable"):
+            call("sse")
 
 
 @settings(max_examples=150, deadline=None)
@@ -87,8 +99,8 @@ def test_both_paths_agree_on_long_payloads() -> None:
 def test_any_stretch_at_any_address_and_place(length: int, shift: int, place: int, seed: int) -> None:
     memory = random.Random(seed).randbytes(shift + length + 3)
     expected = slow_sum(memory[shift : shift + length], place), length
-    assert digest_sum(memory, shift, shift + length, place) == expected
-    assert digest_sum(memory, shift, shift + length, place, portable=True) == expected
+    for path in PATHS:
+        assert digest_sum(memory, shift, shift + length, place, path) == expected, path
 
 
 @settings(max_examples=200, deadline=None)
@@ -100,7 +112,7 @@ def test_any_stretch_at_any_address_and_place(length: int, shift: int, place: in
 def test_the_parts_of_any_cut_add_up_in_any_order(length: int, cuts: list[int], shuffle: random.Random) -> None:
     payload = randoms(length)
     ends = [0, *sorted(cut for cut in cuts if cut <= length), length]
-    parts = [digest_sum(payload, begin, end, begin, shuffle.random() < 0.5) for begin, end in pairwise(ends)]
+    parts = [digest_sum(payload, begin, end, begin, shuffle.choice(PATHS)) for begin, end in pairwise(ends)]
     shuffle.shuffle(parts)
     assert added(parts) == whole(payload)
 
@@ -137,16 +149,18 @@ def test_a_payload_ends_at_4_gib() -> None:
     source_shift=st.integers(0, 70),
     target_shift=st.integers(0, 70),
     place=st.integers(0, 3 * ROW_BYTES),
+    path=st.sampled_from(PATHS),
 )
-@example(length=3 * ROW_BYTES, source_shift=1, target_shift=0, place=0)
+@example(length=3 * ROW_BYTES, source_shift=1, target_shift=0, place=0, path="best")
+@example(length=3 * ROW_BYTES, source_shift=1, target_shift=0, place=0, path="avx2")
 def test_a_copy_has_the_sum_of_its_bytes_and_writes_no_others(
-    length: int, source_shift: int, target_shift: int, place: int
+    length: int, source_shift: int, target_shift: int, place: int, path: "DigestPath"
 ) -> None:
     source = randoms(source_shift + length)
     memory = memoryview(mmap.mmap(-1, 5 * ROW_BYTES))
     memory[:] = b"\xee" * len(memory)
     end = target_shift + length
-    copied = digest_copy(memoryview(source)[source_shift:], memory[target_shift:end], place)
+    copied = digest_copy(memoryview(source)[source_shift:], memory[target_shift:end], place, path)
     assert copied == (slow_sum(source[source_shift:], place), length)
     rest = len(memory) - end
     assert memory == b"\xee" * target_shift + source[source_shift:] + b"\xee" * rest
@@ -182,7 +196,7 @@ def test_vectors_of_the_page_are_right() -> None:
     for pattern, length_text, group, shard, sum_text, name_text, digest_text in vectors:
         payload = PATTERNS[pattern](int(length_text))
         name = NAME._replace(group=int(group), shard=int(shard))
-        assert whole(payload) == whole(payload, portable=True) == (int(sum_text, 16), len(payload))
+        assert whole(payload) == whole(payload, "portable") == (int(sum_text, 16), len(payload))
         assert slow_name(name, len(payload)) == int(name_text, 16)
         assert digest(payload, name) == int(digest_text, 16)
         if len(payload) < 20_000:

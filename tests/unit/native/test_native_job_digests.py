@@ -85,7 +85,7 @@ def run(session: Rig, kind: str, copies: list[CopyGroup]) -> tuple[str, str, lis
 
 def arena_sums(session: Rig, shards: list[tuple[int, int]]) -> list[int]:
     held = session.arena.view[:]
-    return [digest_sum(held, slot, slot + count, 0, portable=True)[0] for slot, count in shards]
+    return [digest_sum(held, slot, slot + count, 0, "portable")[0] for slot, count in shards]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
