@@ -22,6 +22,8 @@ static_assert(std::endian::native == std::endian::little, "words of a payload ar
 __extension__ typedef unsigned __int128 Wide;
 
 constexpr uint64_t P = DIGEST_PRIME;
+// How far a sum fetches ahead of what it loads. 2 KiB and 4 KiB were slower.
+constexpr size_t AHEAD_BYTES = 3072;
 constexpr size_t WORD_BYTES = sizeof(uint32_t);
 constexpr unsigned ENTRY_BITS = 60;
 constexpr unsigned LIMB_BITS = 30;
@@ -106,12 +108,13 @@ uint64_t row_entry(size_t row) {
 // What becomes of bytes that were summed: nothing, or they are stored, through the cache or past it.
 enum class Keep { NOT, STORED, STREAMED };
 
-// A number that is the sum of `count` whole words from column `first` on, word * B, modulo the prime, and less than
-// 2^102, as a row has 2^10 words. target: null with Keep::NOT.
-using SumWords = Wide (*)(const std::byte* data, size_t first, size_t count, ReadAhead& reading, std::byte* target);
+// A number that is the sum of `steps` steps from column `first` on, which begins one: word * B, modulo the prime, and
+// less than 2^102, as a row has 2^10 words. target: null with Keep::NOT.
+constexpr size_t STEP_BYTES = WORD_BYTES * Columns::STEP_WORDS;
+using SumSteps = Wide (*)(const std::byte* data, size_t first, size_t steps, ReadAhead& reading, std::byte* target);
 
 template <Keep keep>
-Wide sum_words_portable(const std::byte* data, size_t first, size_t count, ReadAhead&, std::byte* target) {
+Wide sum_words_portable(const std::byte* data, size_t first, size_t count, std::byte* target) {
     const uint64_t* const b = columns().whole + first;
     const auto product = [&](size_t i) {
         uint32_t word;
@@ -128,35 +131,12 @@ Wide sum_words_portable(const std::byte* data, size_t first, size_t count, ReadA
     return evens + odds;
 }
 
-#if defined(__x86_64__)
-
-// The sum of `steps` steps from column `first` on, which begins one.
-constexpr size_t STEP_BYTES = WORD_BYTES * Columns::STEP_WORDS;
-using SumSteps = Wide (*)(const std::byte* data, size_t first, size_t steps, ReadAhead& reading, std::byte* target);
-
-// Words before the first step and after the last one go the portable way.
-template <Keep keep, SumSteps sum_steps>
-Wide sum_words_by_steps(const std::byte* data, size_t first, size_t count, ReadAhead& reading, std::byte* target) {
-    const auto rest = sum_words_portable < keep == Keep::NOT ? keep : Keep::STORED > ;
-    constexpr size_t STEP = Columns::STEP_WORDS;
-    Wide sum = 0;
-    const auto advance = [&](size_t words) {
-        data += WORD_BYTES * words;
-        if constexpr (keep != Keep::NOT) target += WORD_BYTES * words;
-        first += words;
-        count -= words;
-    };
-    if (const size_t before = std::min(count, -first % STEP); before > 0) {
-        sum += rest(data, first, before, reading, target);
-        advance(before);
-    }
-    if (const size_t steps = count / STEP; steps > 0) {
-        sum += sum_steps(data, first, steps, reading, target);
-        advance(steps * STEP);
-    }
-    if (count > 0) sum += rest(data, first, count, reading, target);
-    return sum;
+template <Keep keep>
+Wide sum_steps_portable(const std::byte* data, size_t first, size_t steps, ReadAhead&, std::byte* target) {
+    return sum_words_portable<keep>(data, first, steps * Columns::STEP_WORDS, target);
 }
+
+#if defined(__x86_64__)
 
 // The upper 32 bits of each lane in the lower ones' place.
 __attribute__((target("avx2"))) inline __m256i upper_halves(__m256i lanes) {
@@ -280,27 +260,23 @@ __attribute__((target("avx512f,avx512ifma"))) Wide sum_steps_avx512(const std::b
 }
 
 template <Keep keep>
-SumWords fastest(DigestPath path) {
-    if (path == DigestPath::BEST && __builtin_cpu_supports("avx512ifma")) {
-        return sum_words_by_steps<keep, sum_steps_avx512<keep>>;
-    }
-    if (path != DigestPath::PORTABLE && __builtin_cpu_supports("avx2")) {
-        return sum_words_by_steps<keep, sum_steps_avx2<keep>>;
-    }
-    return sum_words_portable < keep == Keep::NOT ? keep : Keep::STORED > ;
+SumSteps fastest(DigestPath path) {
+    if (path == DigestPath::BEST && __builtin_cpu_supports("avx512ifma")) return sum_steps_avx512<keep>;
+    if (path != DigestPath::PORTABLE && __builtin_cpu_supports("avx2")) return sum_steps_avx2<keep>;
+    return sum_steps_portable<keep>;
 }
 
 #else
 
 template <Keep keep>
-SumWords fastest(DigestPath) {
-    return sum_words_portable < keep == Keep::NOT ? keep : Keep::STORED > ;
+SumSteps fastest(DigestPath) {
+    return sum_steps_portable<keep>;
 }
 
 #endif
 
-SumWords chosen(Keep keep, DigestPath path) {
-    using Choices = std::array<SumWords, 3>;
+SumSteps chosen(Keep keep, DigestPath path) {
+    using Choices = std::array<SumSteps, 3>;
     const auto of_path = [](DigestPath one) {
         return Choices{fastest<Keep::NOT>(one), fastest<Keep::STORED>(one), fastest<Keep::STREAMED>(one)};
     };
@@ -324,40 +300,64 @@ uint64_t part_of_word(std::span<const std::byte> bytes, size_t first, std::byte*
 
 std::byte* after(std::byte* target, size_t bytes) { return target == nullptr ? nullptr : target + bytes; }
 
-// The sum of a stretch of one row, which begins with byte `column` of it. target: may be null.
-uint64_t sum_row(std::span<const std::byte> stretch, size_t column, SumWords sum_words, ReadAhead& reading,
-                 std::byte* target) {
-    const uint64_t* const b = columns().whole;
-    Wide sum = 0;
-    if (const size_t inside = column % WORD_BYTES; inside != 0) {
-        const size_t taken = std::min(stretch.size(), WORD_BYTES - inside);
-        sum += static_cast<Wide>(b[column / WORD_BYTES]) * part_of_word(stretch.first(taken), inside, target);
-        stretch = stretch.subspan(taken);
-        target = after(target, taken);
-        column += taken;
+// What is left of a stretch of one row: `data`, from byte `column` of the row on. target: may be null.
+struct Stretch {
+    std::span<const std::byte> data;
+    size_t column;
+    std::byte* target;
+
+    void advance(size_t bytes) {
+        data = data.subspan(bytes);
+        column += bytes;
+        target = after(target, bytes);
     }
-    const size_t words = stretch.size() / WORD_BYTES;
-    sum += sum_words(stretch.data(), column / WORD_BYTES, words, reading, target);
-    stretch = stretch.subspan(words * WORD_BYTES);
-    target = after(target, words * WORD_BYTES);
-    if (!stretch.empty()) sum += static_cast<Wide>(b[column / WORD_BYTES + words]) * part_of_word(stretch, 0, target);
-    return reduced(sum);
+};
+
+// The next bytes, which are less than a word or begin or end within one.
+Wide take_bytes(Stretch& left, size_t bytes) {
+    const uint64_t word = part_of_word(left.data.first(bytes), left.column % WORD_BYTES, left.target);
+    const Wide product = static_cast<Wide>(columns().whole[left.column / WORD_BYTES]) * word;
+    left.advance(bytes);
+    return product;
 }
 
-uint64_t sum_rows(std::span<const std::byte> stretch, uint64_t offset, SumWords sum_words, std::byte* target,
-                  ReadAhead& reading) {
-    uint64_t total = 0;
-    const size_t bytes = stretch.size();
-    while (!stretch.empty()) {
-        const size_t column = offset % DIGEST_ROW_BYTES;
-        const size_t taken = std::min(stretch.size(), DIGEST_ROW_BYTES - column);
-        const uint64_t row = sum_row(stretch.first(taken), column, sum_words, reading, target);
-        total = reduced(static_cast<Wide>(row) * row_entry(offset / DIGEST_ROW_BYTES) + total);
-        stretch = stretch.subspan(taken);
-        target = after(target, taken);
-        offset += taken;
+Wide take_words(Stretch& left, size_t words) {
+    const auto sum_words = left.target == nullptr ? sum_words_portable<Keep::NOT> : sum_words_portable<Keep::STORED>;
+    const Wide sum = sum_words(left.data.data(), left.column / WORD_BYTES, words, left.target);
+    left.advance(words * WORD_BYTES);
+    return sum;
+}
+
+// Bytes and words before the first whole step and after the last one go the portable way.
+Wide sum_row(Stretch left, SumSteps sum_steps, ReadAhead& reading) {
+    Wide sum = 0;
+    const auto until = [&](size_t unit) { return std::min(left.data.size(), -left.column % unit); };
+    if (const size_t bytes = until(WORD_BYTES); bytes > 0) sum += take_bytes(left, bytes);
+    if (const size_t words = until(STEP_BYTES) / WORD_BYTES; words > 0) sum += take_words(left, words);
+    if (const size_t steps = left.data.size() / STEP_BYTES; steps > 0) {
+        sum += sum_steps(left.data.data(), left.column / WORD_BYTES, steps, reading, left.target);
+        left.advance(steps * STEP_BYTES);
     }
-    reading.keep_up(bytes);
+    if (const size_t words = left.data.size() / WORD_BYTES; words > 0) sum += take_words(left, words);
+    if (!left.data.empty()) sum += take_bytes(left, left.data.size());
+    return sum;
+}
+
+uint64_t sum_rows(const Copy& copy, SumSteps sum_steps, ReadAhead& reading) {
+    uint64_t total = 0;
+    for (size_t at = 0; at < copy.bytes;) {
+        const uint64_t offset = copy.offset + at;
+        const size_t column = offset % DIGEST_ROW_BYTES;
+        const size_t taken = std::min(copy.bytes - at, DIGEST_ROW_BYTES - column);
+        const Stretch stretch{{copy.source + at, taken}, column, after(copy.target, at)};
+        const bool whole = column % STEP_BYTES == 0 && taken % STEP_BYTES == 0;
+        const Wide sum =
+            whole ? sum_steps(stretch.data.data(), column / WORD_BYTES, taken / STEP_BYTES, reading, stretch.target)
+                  : sum_row(stretch, sum_steps, reading);
+        total = reduced(static_cast<Wide>(reduced(sum)) * row_entry(offset / DIGEST_ROW_BYTES) + total);
+        at += taken;
+    }
+    reading.keep_up(copy.bytes);
     return total;
 }
 
@@ -374,17 +374,26 @@ DigestSum digest_sum(std::span<const std::byte> stretch, uint64_t offset, Digest
             format("%zu bytes at %lu must end at %lu or before", stretch.size(), offset, DIGEST_PAYLOAD_BYTES_MAX));
     }
     const Copy copy{stretch.data(), nullptr, stretch.size(), offset};
-    ReadAhead reading({&copy, 1}, DIGEST_AHEAD_BYTES);
-    return {digest_copy(copy, PastCache::NO, reading, path), stretch.size()};
+    uint64_t sum = 0;
+    digest_copies({&copy, 1}, {&sum, 1}, PastCache::NO, path);
+    return {sum, stretch.size()};
 }
 
-uint64_t digest_copy(const Copy& copy, PastCache past_cache, ReadAhead& reading, DigestPath path) {
-    const std::span<const std::byte> stretch(copy.source, copy.bytes);
-    if (copy.target == nullptr) return sum_rows(stretch, copy.offset, chosen(Keep::NOT, path), nullptr, reading);
-    // The steps of a row begin at multiples of 64 bytes of the payload.
-    const bool aligned = (reinterpret_cast<uintptr_t>(copy.target) - copy.offset) % 32 == 0;
-    const Keep keep = past_cache == PastCache::YES && aligned ? Keep::STREAMED : Keep::STORED;
-    return sum_rows(stretch, copy.offset, chosen(keep, path), copy.target, reading);
+void digest_copies(std::span<const Copy> copies, std::span<uint64_t> sums, PastCache past_cache, DigestPath path) {
+    ReadAhead reading(copies, AHEAD_BYTES);
+    for (size_t i = 0; i < copies.size(); ++i) {
+        const Copy& copy = copies[i];
+        // Stores of 4 KiB pages are 10 % faster if they do not wait for the translation of their target's next address.
+        // Targets that are scattered gain nothing.
+        const std::byte* const end = copy.target + copy.bytes;
+        if (i + 1 < copies.size() && copies[i + 1].target == end) __builtin_prefetch(end);
+        // The steps of a row begin at multiples of 64 bytes of the payload.
+        const bool aligned = (reinterpret_cast<uintptr_t>(copy.target) - copy.offset) % 32 == 0;
+        const Keep keep = copy.target == nullptr                    ? Keep::NOT
+                          : past_cache == PastCache::YES && aligned ? Keep::STREAMED
+                                                                    : Keep::STORED;
+        sums[i] = sum_rows(copy, chosen(keep, path), reading);
+    }
 }
 
 namespace {

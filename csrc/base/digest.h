@@ -47,12 +47,11 @@ enum class DigestPath {
 // beyond DIGEST_PAYLOAD_BYTES_MAX.
 DigestSum digest_sum(std::span<const std::byte> stretch, uint64_t offset, DigestPath path = DigestPath::BEST);
 
-// Runs a copy and returns its sum: each byte is loaded once for both, and nothing is locked after prepare_digest().
-// past_cache: by non-temporal stores where the target allows; the caller fences. reading: begun DIGEST_AHEAD_BYTES
-// ahead, over a list that holds the copy.
+// Runs copies in order, and sums each into its place of `sums`: each byte is loaded once for both, and nothing is
+// locked after prepare_digest(). past_cache: by non-temporal stores where the target allows; the caller fences.
 enum class PastCache : bool { NO, YES };
-constexpr size_t DIGEST_AHEAD_BYTES = 3072;  // 2 KiB and 4 KiB were slower
-uint64_t digest_copy(const Copy& copy, PastCache past_cache, ReadAhead& reading, DigestPath path = DigestPath::BEST);
+void digest_copies(std::span<const Copy> copies, std::span<uint64_t> sums, PastCache past_cache,
+                   DigestPath path = DigestPath::BEST);
 
 // The name under which a payload is stored. Under another name the same bytes have another digest.
 struct ShardName {

@@ -104,9 +104,7 @@ void run_copies(std::span<const Copy> copies, Through through) {
 }
 
 void run_summed_copies(std::span<const Copy> copies, std::span<uint64_t> sums, Through through) {
-    const PastCache past_cache = through == Through::MEMORY ? PastCache::YES : PastCache::NO;
-    ReadAhead reading(copies, DIGEST_AHEAD_BYTES);
-    for (size_t i = 0; i < copies.size(); ++i) sums[i] = digest_copy(copies[i], past_cache, reading);
+    digest_copies(copies, sums, through == Through::MEMORY ? PastCache::YES : PastCache::NO);
     fence_streams();
     std::atomic_thread_fence(std::memory_order_release);
 }
