@@ -385,8 +385,8 @@ void digest_copies(std::span<const Copy> copies, std::span<uint64_t> sums, PastC
         const Copy& copy = copies[i];
         // Stores of 4 KiB pages are 10 % faster if they do not wait for the translation of their target's next address.
         // Targets that are scattered gain nothing.
-        const std::byte* const end = copy.target + copy.bytes;
-        if (i + 1 < copies.size() && copies[i + 1].target == end) __builtin_prefetch(end);
+        const std::byte* const end = after(copy.target, copy.bytes);
+        if (end != nullptr && i + 1 < copies.size() && copies[i + 1].target == end) __builtin_prefetch(end);
         // The steps of a row begin at multiples of 64 bytes of the payload.
         const bool aligned = (reinterpret_cast<uintptr_t>(copy.target) - copy.offset) % 32 == 0;
         const Keep keep = copy.target == nullptr                    ? Keep::NOT
