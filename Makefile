@@ -12,8 +12,8 @@ SEEDS ?= 1000
 SEED0 ?= 1
 ROUNDS ?= 50
 OPERATIONS ?= 100000
-# Of two cores tests keep two thirds busy: they wait for each other's processes, for deadlines and for disks.
-PROCESSES ?= 3
+# For two cores. Tests wait for processes, deadlines and disks.
+PROCESSES ?= 4
 DIST ?= dist
 # Those that need no GPU, no disk and no engine.
 BENCHES := service host start offload
