@@ -68,9 +68,10 @@ struct Columns {
 
     uint64_t whole[DIGEST_COLUMNS];
     // As AVX2 takes them: a vector for the even words of each half of a step, and one for its odd words. A lane holds
-    // both limbs. Twice these 8 KiB, without an instruction to part them, halved what is summed from memory.
+    // both limbs. A limb a lane, which needs no instruction to part them, takes 16 KiB: sums from memory were half as
+    // fast.
     alignas(64) uint32_t limbs[2 * DIGEST_COLUMNS];
-    // As AVX-512 takes them: of each step the even words, then the odd ones.
+    // As AVX-512 takes them: the even words of each step, then its odd words.
     alignas(64) uint64_t parted[DIGEST_COLUMNS];
 };
 
@@ -108,9 +109,10 @@ uint64_t row_entry(size_t row) {
 // What becomes of bytes that were summed: nothing, or they are stored, through the cache or past it.
 enum class Keep { NOT, STORED, STREAMED };
 
-// A number that is the sum of `steps` steps from column `first` on, which begins one: word * B, modulo the prime, and
-// less than 2^102, as a row has 2^10 words. target: null with Keep::NOT.
 constexpr size_t STEP_BYTES = WORD_BYTES * Columns::STEP_WORDS;
+
+// The sum of `steps` steps from column `first` on, a multiple of STEP_WORDS: word * B, modulo the prime and less than
+// 2^102, as a row has 2^10 words. target: null with Keep::NOT.
 using SumSteps = Wide (*)(const std::byte* data, size_t first, size_t steps, ReadAhead& reading, std::byte* target);
 
 template <Keep keep>
@@ -313,7 +315,7 @@ struct Stretch {
     }
 };
 
-// The next bytes, which are less than a word or begin or end within one.
+// Sums the next bytes, which lie in one word.
 Wide take_bytes(Stretch& left, size_t bytes) {
     const uint64_t word = part_of_word(left.data.first(bytes), left.column % WORD_BYTES, left.target);
     const Wide product = static_cast<Wide>(columns().whole[left.column / WORD_BYTES]) * word;
@@ -321,6 +323,7 @@ Wide take_bytes(Stretch& left, size_t bytes) {
     return product;
 }
 
+// Sums the next whole words.
 Wide take_words(Stretch& left, size_t words) {
     const auto sum_words = left.target == nullptr ? sum_words_portable<Keep::NOT> : sum_words_portable<Keep::STORED>;
     const Wide sum = sum_words(left.data.data(), left.column / WORD_BYTES, words, left.target);

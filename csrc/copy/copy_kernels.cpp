@@ -23,7 +23,8 @@ namespace {
 constexpr size_t LINE_BYTES = ReadAhead::LINE_BYTES;
 constexpr size_t STEP_BYTES = 4 * LINE_BYTES;
 
-// Raised 2 KiB pages of a pool that a request covers in part from 8 to 11 GB/s, and contiguous bytes from 16.5 to 18.
+// Reading ahead raised 2 KiB pages of a pool that a request covers in part from 8 to 11 GB/s, and contiguous bytes from
+// 16.5 to 18.
 constexpr size_t AHEAD_BYTES = 4096;
 
 // Mean size of copies from which memcpy's own reading ahead suffices.
