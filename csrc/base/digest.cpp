@@ -302,7 +302,7 @@ uint64_t part_of_word(std::span<const std::byte> bytes, size_t first, std::byte*
 
 std::byte* after(std::byte* target, size_t bytes) { return target == nullptr ? nullptr : target + bytes; }
 
-// What is left of a stretch of one row: `data`, from byte `column` of the row on. target: may be null.
+// The rest of a stretch of one row: `data`, from byte `column` of the row on. target: may be null.
 struct Stretch {
     std::span<const std::byte> data;
     size_t column;
