@@ -12,7 +12,7 @@ SEEDS ?= 1000
 SEED0 ?= 1
 ROUNDS ?= 50
 OPERATIONS ?= 100000
-# For two cores, of which tests keep two thirds busy: they wait for processes, deadlines and disks. Four took longer.
+# For two cores, of which tests keep two thirds busy: they wait for processes, deadlines and disks. Four took longer when tried.
 PROCESSES ?= 3
 DIST ?= dist
 # Those that need no GPU, no disk and no engine.

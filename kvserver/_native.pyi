@@ -123,7 +123,7 @@ DigestSum = tuple[int, int]
 """(sum, bytes): the sum of that many bytes of a payload, a number below 2**61 - 1."""
 
 DigestPath = Literal["best", "avx2", "portable"]
-"""Vector instructions: what the processor has, none beyond AVX2, none. For tests, the last two."""
+"""Vector instructions: what the processor has, none beyond AVX2, or none. The last two are for tests."""
 
 def digest_sum(
     bytes: bytes | bytearray | memoryview, begin: int, end: int, offset: int, path: DigestPath = "best"

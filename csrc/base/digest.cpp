@@ -378,11 +378,11 @@ DigestSum digest_sum(std::span<const std::byte> stretch, uint64_t offset, Digest
     }
     const Copy copy{stretch.data(), nullptr, stretch.size(), offset};
     uint64_t sum = 0;
-    digest_copies({&copy, 1}, {&sum, 1}, PastCache::NO, path);
+    digest_copies({&copy, 1}, {&sum, 1}, Through::CACHE, path);
     return {sum, stretch.size()};
 }
 
-void digest_copies(std::span<const Copy> copies, std::span<uint64_t> sums, PastCache past_cache, DigestPath path) {
+void digest_copies(std::span<const Copy> copies, std::span<uint64_t> sums, Through through, DigestPath path) {
     ReadAhead reading(copies, AHEAD_BYTES);
     for (size_t i = 0; i < copies.size(); ++i) {
         const Copy& copy = copies[i];
@@ -392,9 +392,9 @@ void digest_copies(std::span<const Copy> copies, std::span<uint64_t> sums, PastC
         if (end != nullptr && i + 1 < copies.size() && copies[i + 1].target == end) __builtin_prefetch(end);
         // The steps of a row begin at multiples of 64 bytes of the payload.
         const bool aligned = (reinterpret_cast<uintptr_t>(copy.target) - copy.offset) % 32 == 0;
-        const Keep keep = copy.target == nullptr                    ? Keep::NOT
-                          : past_cache == PastCache::YES && aligned ? Keep::STREAMED
-                                                                    : Keep::STORED;
+        const Keep keep = copy.target == nullptr                  ? Keep::NOT
+                          : through == Through::MEMORY && aligned ? Keep::STREAMED
+                                                                  : Keep::STORED;
         sums[i] = sum_rows(copy, chosen(keep, path), reading);
     }
 }

@@ -17,7 +17,7 @@
 #include <span>
 #include <vector>
 
-#include "base/read_ahead.h"
+#include "base/copies.h"
 #include "base/sha256.h"
 
 namespace kv {
@@ -48,9 +48,8 @@ enum class DigestPath {
 DigestSum digest_sum(std::span<const std::byte> stretch, uint64_t offset, DigestPath path = DigestPath::BEST);
 
 // Runs copies in order, and sums each into its place of `sums`: each byte is loaded once for both, and nothing is
-// locked after prepare_digest(). past_cache: by non-temporal stores where the target allows; the caller fences.
-enum class PastCache : bool { NO, YES };
-void digest_copies(std::span<const Copy> copies, std::span<uint64_t> sums, PastCache past_cache,
+// locked after prepare_digest(). Through::MEMORY: by non-temporal stores where the target allows; the caller fences.
+void digest_copies(std::span<const Copy> copies, std::span<uint64_t> sums, Through through,
                    DigestPath path = DigestPath::BEST);
 
 // The name under which a payload is stored. Under another name the same bytes have another digest.

@@ -47,7 +47,7 @@ void bind_digest(nb::module_& module) {
             check_range("bytes of the target", to.bytes().size(), copy.bytes, copy.bytes);
             check_range("offset", offset, 0, DIGEST_PAYLOAD_BYTES_MAX - copy.bytes);
             uint64_t sum = 0;
-            without_gil([&] { digest_copies({&copy, 1}, {&sum, 1}, PastCache::YES, chosen); });
+            without_gil([&] { digest_copies({&copy, 1}, {&sum, 1}, Through::MEMORY, chosen); });
             return SumTuple(sum, copy.bytes);
         },
         "source"_a, "target"_a, "offset"_a, "path"_a = "best");

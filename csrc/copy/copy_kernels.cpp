@@ -105,7 +105,7 @@ void run_copies(std::span<const Copy> copies, Through through) {
 }
 
 void run_summed_copies(std::span<const Copy> copies, std::span<uint64_t> sums, Through through) {
-    digest_copies(copies, sums, through == Through::MEMORY ? PastCache::YES : PastCache::NO);
+    digest_copies(copies, sums, through);
     fence_streams();
     std::atomic_thread_fence(std::memory_order_release);
 }

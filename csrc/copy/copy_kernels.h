@@ -10,11 +10,9 @@
 #include <span>
 #include <string>
 
-#include "base/read_ahead.h"
+#include "base/copies.h"
 
 namespace kv {
-
-enum class Through { CACHE, MEMORY };
 
 // Runs the copies in order. On return all bytes are visible to other processors before any later store of this thread.
 // Allocates and locks nothing (it runs under run_guarded).

@@ -267,7 +267,7 @@ class RemoteEngine:
         """A thread. If it ends by an error, the caller gets that error: jobs would never end otherwise."""
         try:
             loop()
-        except BaseException as failure:
+        except BaseException as failure:  # a thread has nobody else to tell
             self._failure = failure  # raised again in ended()
             with suppress(OSError):
                 os.eventfd_write(self.eventfd, 1)

@@ -127,7 +127,7 @@ class Engine:
     def __enter__(self) -> "Engine":
         try:
             self.wait_started()
-        except BaseException:
+        except BaseException:  # an interrupted test leaves no engine either
             self.close()
             raise
         return self

@@ -213,7 +213,7 @@ class Checks:
         except NotRunHere as reason:
             self.skipped += 1
             print(f"skipped: {name}: {reason}", flush=True)
-        except Exception as problem:
+        except Exception as problem:  # the other checks still run
             self.failed += 1
             print(f"FAILED: {name}: {type(problem).__name__}: {str(problem)[-3000:]}", flush=True)
             traceback.print_exc()
@@ -279,7 +279,7 @@ def started(kind: Kind, model: Path, socket: Path, *, environment: dict[str, str
     engine = Engine(model, socket, environment=environment, start_s=START_S, **options)
     try:
         engine.wait_started()
-    except Exception as problem:
+    except Exception as problem:  # why it did not start is in its text
         log = engine.log()
         engine.close()
         if why := known_refusal(kind, f"{problem} {log}", release()):

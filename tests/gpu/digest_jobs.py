@@ -26,7 +26,7 @@ def plant_faults(report: Report, machine: Gpus | Machine, faults: int, seed0: in
     errors: Counter[str] = Counter()
     layouts: Counter[str] = Counter()
     with Halves(machine) as halves:
-        for number in range(faults // FAULTS_OF_A_SCENE):
+        for number in range(-(-faults // FAULTS_OF_A_SCENE)):
             mode, reach = places[number % len(places)]
             with Scene(halves, mode, reach, seed0 + number) as scene:
                 many_faults(scene, FAULTS_OF_A_SCENE, lambda what: errors.update([what]))
@@ -34,9 +34,7 @@ def plant_faults(report: Report, machine: Gpus | Machine, faults: int, seed0: in
     report.say(f"layouts: {dict(layouts)}")
     report.say(f"errors, each noticed: {dict(errors)}")
     held = errors.total()
-    report.check(
-        held >= faults // FAULTS_OF_A_SCENE * FAULTS_OF_A_SCENE, f"{held} errors planted and noticed, 0 delivered"
-    )
+    report.check(held >= faults > 0, f"{held} errors planted and noticed, 0 delivered")
 
 
 def main() -> None:

@@ -208,7 +208,7 @@ class Loop:
         try:
             while self._new:
                 self._step(self._new.popleft())
-        except BaseException as problem:
+        except BaseException as problem:  # the loop must go on, and tells what happened
             self.post(self.recover)
             if not isinstance(problem, Exception):  # raised by the engine's own signal handler: passed on
                 raise

@@ -58,7 +58,7 @@ class Guard:
         """As run(), but the call is made after a bug too."""
         try:
             return call(*arguments, **named)
-        except Exception as problem:
+        except Exception as problem:  # no bug of ours may stop an engine
             if not self.tripped:
                 why = self._explain(problem) or "a bug in the connector"
                 self._log.error("%s: %s", self._outcome, why, exc_info=problem)

@@ -325,7 +325,7 @@ class CloudObjects:
         """Errors of the library leave as StoreError, without secrets in them."""
         try:
             yield
-        except BaseException as problem:
+        except BaseException as problem:  # a panic of the library is no Exception
             is_panic = type(problem).__name__ == PANIC
             if not is_panic and not isinstance(problem, ERRORS):
                 raise

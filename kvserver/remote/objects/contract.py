@@ -94,7 +94,7 @@ def problem_of(check: Check, opens: Opener) -> str:
         problem = _said(found)
     try:
         place.leave()
-    except Exception as found:
+    except Exception as found:  # of that driver, as above
         problem = problem or f"nothing could be removed: {_said(found)}"
     return problem
 

@@ -1,5 +1,4 @@
-// Copies between mapped memory, and the fetching of their sources into the cache ahead of the copying. Small pages are
-// scattered, and the processor's own prefetcher starts anew at each.
+// Copies between mapped memory, for those who run them (copy/copy_kernels.h, base/digest.h).
 
 #pragma once
 
@@ -16,6 +15,10 @@ struct Copy {
     uint64_t offset = 0;  // in its payload, for its sum
 };
 
+// Through the cache, or past it to memory.
+enum class Through { CACHE, MEMORY };
+
+// Fetches sources into the cache: small pages are scattered, and the processor's own prefetcher starts anew at each.
 // Walks over the sources of a list of copies, line by line, some distance ahead of what is read. The list stays as it
 // is meanwhile.
 class ReadAhead {
