@@ -1,7 +1,7 @@
 """How much of the link do stores and retrieves of GPU memory reach, and how much does the engine slow down?
 
 `python -m benchmarks.bench_copy [--modes staged,direct,server-gather] [--pages-kib 2,4,32] [--request-mib 256]
-[--engine idle,compute,memory] [--digests off,on] [--json]`; needs torch and a GPU.
+[--engine idle,compute,memory] [--digests off,on] [--rounds 5] [--json]`; needs torch and a GPU.
 
 The engine is this process: a pool of GPU memory, kvclient, and (busy) a thread that launches bf16 matrix products or
 a memory-bound kernel back to back. Requests go through the real socket; block ids are shuffled.
@@ -43,8 +43,6 @@ REGIONS_OF_PAGE_KIB = {2: 160, 4: 160, 8: 160, 16: 160, 18: 61, 32: 64, 64: 64, 
 IN_FLIGHT = 4
 BURST_BYTES = 6 << 30
 REQUESTS_MIN, REQUESTS_MAX = 6, 200
-ROUNDS = 6
-"""The first one warms up."""
 SINGLES = 48
 T = TypeVar("T")
 
@@ -189,7 +187,8 @@ class Case:
         self.kept: dict[str, list[float]] = {"store": [], "retrieve": []}
         self.singles: dict[str, list[float]] = {"store": [], "retrieve": []}
 
-    def round(self, number: int, link: Link, engine: Engine, engine_kind: str) -> None:
+    def round(self, number: int, last: int, link: Link, engine: Engine, engine_kind: str) -> None:
+        """Round 0 warms up; it and the last one are compared."""
         burst = self.pool.burst(self.client, number)
         self.pool.fill()
         for kind in ("store", "retrieve"):
@@ -200,11 +199,11 @@ class Case:
                 self.speeds[kind].append(speed)
                 self.ceilings[kind].append(ceiling or CEILINGS[kind])
                 self.kept[kind].append(rate / alone if alone else 1.0)
-        if number in (0, ROUNDS - 1):
+        if number in (0, last):
             burst.compare()
         self.client.clear(self.pool.namespace)
         if engine_kind == "idle":
-            burst = self.pool.burst(self.client, ROUNDS + number)
+            burst = self.pool.burst(self.client, last + 1 + number)
             self.pool.fill()
             for kind, medians in self.singles.items():
                 took_ms = statistics.median(singles(burst, kind))
@@ -235,25 +234,26 @@ def measure(
     kib: int,
     request_bytes: int,
     engine_kind: str,
+    rounds: int,
 ) -> None:
     """clients: end of the case's name -> client of a server. They take turns."""
     cases = [Case(client, name, mode, kib, request_bytes) for name, client in clients.items()]
     engine = Engine(engine_kind)
-    for number in range(ROUNDS):
+    for number in range(1 + rounds):
         for case in cases if number % 2 else reversed(cases):
-            case.round(number, link, engine, engine_kind)
+            case.round(number, rounds, link, engine, engine_kind)
     engine.close()
     for case in cases:
         case.report(rows, mode, engine_kind)
 
 
-def measure_link(rows: Rows, link: Link, engine_kind: str) -> None:
+def measure_link(rows: Rows, link: Link, engine_kind: str, rounds: int) -> None:
     """Measures one contiguous copy while the engine works."""
     engine = Engine(engine_kind)
     time.sleep(0.3)
     for kind in ("store", "retrieve"):
-        rates = [link.sample(kind) for _ in range(ROUNDS)]
-        rows.add(f"link_{engine_kind}_{kind}", rates, "GB/s", ceilings=[CEILINGS[kind]] * ROUNDS)
+        rates = [link.sample(kind) for _ in range(rounds)]
+        rows.add(f"link_{engine_kind}_{kind}", rates, "GB/s", ceilings=[CEILINGS[kind]] * rounds)
     engine.close()
 
 
@@ -268,6 +268,7 @@ def main() -> None:
     parser.add_argument("--request-mib", default="256")
     parser.add_argument("--engine", default="idle")
     parser.add_argument("--digests", default="on", help="off, on, or off,on: both in turns")
+    parser.add_argument("--rounds", type=int, default=5, help="of which each row gives the median; one more warms up")
     given = parser.parse_args()
     requests = [int(mib) * MIB for mib in given.request_mib.split(",")]
     device = torch.cuda.get_device_name(0)
@@ -285,12 +286,12 @@ def main() -> None:
         say(f"link {CEILINGS}")
         for engine_kind in given.engine.split(","):
             if engine_kind != "idle":
-                measure_link(rows, link, engine_kind)
+                measure_link(rows, link, engine_kind, given.rounds)
             for mode in given.modes.split(","):
                 for kib in map(int, given.pages_kib.split(",")):
                     for request_bytes in requests:
                         sizes = {"kib": kib, "request_bytes": request_bytes}
-                        measure(clients, rows, link, mode=mode, engine_kind=engine_kind, **sizes)
+                        measure(clients, rows, link, mode=mode, engine_kind=engine_kind, rounds=given.rounds, **sizes)
             for client in clients.values():
                 say(str([mover["facts"] for mover in client.status()["movers"]]))
 
