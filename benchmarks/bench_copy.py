@@ -1,12 +1,12 @@
 """How much of the link do stores and retrieves of GPU memory reach, and how much does the engine slow down?
 
 `python -m benchmarks.bench_copy [--modes staged,direct,server-gather] [--pages-kib 2,4,32] [--request-mib 256]
-[--engine idle,compute,memory] [--digests off,on] [--rounds 5] [--json]`; needs torch and a GPU.
+[--engine idle,compute,memory] [--digests off,on] [--rounds 5] [--burst-gib 6]`; needs torch and a GPU.
 
 The engine is this process: a pool of GPU memory, kvclient, and (busy) a thread that launches bf16 matrix products or
 a memory-bound kernel back to back. Requests go through the real socket; block ids are shuffled.
 
-A burst is about 6 GiB of requests, four in flight; GB/s = its bytes / the time from its first call to its last
+A burst is about --burst-gib of requests, four in flight; GB/s = its bytes / the time from its first call to its last
 completed future. `single_*`: one request at a time, in ms, from the call (for a retrieve: after its lookup) to the
 completed future; the medians of the rounds, of at most 47 each. Its ceiling is one contiguous copy of the same bytes.
 
@@ -38,10 +38,11 @@ from kvclient import CacheSpec, Client, DeviceBuffer, RegionRun, full_group
 
 MIB = 1 << 20
 BLOCKS_PER_CHUNK = 16
-REGIONS_OF_PAGE_KIB = {2: 160, 4: 160, 8: 160, 16: 160, 18: 61, 32: 64, 64: 64, 128: 1, 256: 1, 512: 1, 1024: 1}
+REGIONS_OF_PAGE_KIB = {2: 160, 4: 160, 8: 160, 16: 160, 18: 61, 32: 64, 64: 64} | dict.fromkeys(
+    (128, 256, 512, 1024, 4096), 1
+)
 """Page size -> regions in real shapes (bench_host names them; 18 KiB is MLA with 61 layers)."""
 IN_FLIGHT = 4
-BURST_BYTES = 6 << 30
 REQUESTS_MIN, REQUESTS_MAX = 6, 200
 SINGLES = 48
 T = TypeVar("T")
@@ -50,14 +51,14 @@ T = TypeVar("T")
 class Pool:
     """A KV pool on the device (bursts.Pool); each request covers a quarter."""
 
-    def __init__(self, client: Client, page_kib: int, request_bytes: int, mode: str) -> None:
+    def __init__(self, client: Client, page_kib: int, request_bytes: int, burst_bytes: int, mode: str) -> None:
         page = page_kib << 10
         self.regions = REGIONS_OF_PAGE_KIB[page_kib]
         self.chunks = max(1, request_bytes // (self.regions * page) // BLOCKS_PER_CHUNK)
         self.request_blocks = self.chunks * BLOCKS_PER_CHUNK
         self.request_bytes = self.request_blocks * self.regions * page
         self.blocks = IN_FLIGHT * self.request_blocks
-        self.requests = max(REQUESTS_MIN, min(REQUESTS_MAX, BURST_BYTES // self.request_bytes))
+        self.requests = max(REQUESTS_MIN, min(REQUESTS_MAX, burst_bytes // self.request_bytes))
         self.namespace = f"{mode}-{page_kib}-{self.request_bytes}".encode().ljust(32, b"\0")
         self.memory = torch.empty((self.regions, self.blocks, page), dtype=torch.uint8, device="cuda")
         self.truth = torch.randint(0, 256, self.memory.shape, dtype=torch.uint8, device="cuda")
@@ -178,9 +179,9 @@ class Engine:
 class Case:
     """One mode and size on one server: its pool, and what its bursts came to."""
 
-    def __init__(self, client: Client, name: str, mode: str, kib: int, request_bytes: int) -> None:
+    def __init__(self, client: Client, name: str, mode: str, *, kib: int, request_bytes: int, burst_bytes: int) -> None:
         self.client = client
-        self.pool = Pool(client, kib, request_bytes, mode)
+        self.pool = Pool(client, kib, request_bytes, burst_bytes, mode)
         self.name = f"{kib}k_{self.pool.request_bytes // MIB}m{name}"
         self.speeds: dict[str, list[float]] = {"store": [], "retrieve": []}
         self.ceilings: dict[str, list[float]] = {"store": [], "retrieve": []}
@@ -231,13 +232,12 @@ def measure(
     link: Link,
     *,
     mode: str,
-    kib: int,
-    request_bytes: int,
     engine_kind: str,
     rounds: int,
+    **sizes: int,
 ) -> None:
-    """clients: end of the case's name -> client of a server. They take turns."""
-    cases = [Case(client, name, mode, kib, request_bytes) for name, client in clients.items()]
+    """clients: end of the case's name -> client of a server. They take turns. sizes: of a Case."""
+    cases = [Case(client, name, mode, **sizes) for name, client in clients.items()]
     engine = Engine(engine_kind)
     for number in range(1 + rounds):
         for case in cases if number % 2 else reversed(cases):
@@ -268,12 +268,14 @@ def main() -> None:
     parser.add_argument("--request-mib", default="256")
     parser.add_argument("--engine", default="idle")
     parser.add_argument("--digests", default="on", help="off, on, or off,on: both in turns")
+    parser.add_argument("--burst-gib", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=5, help="of which each row gives the median; one more warms up")
     given = parser.parse_args()
+    burst_bytes = given.burst_gib << 30
     requests = [int(mib) * MIB for mib in given.request_mib.split(",")]
     device = torch.cuda.get_device_name(0)
     rows = Rows("copy", as_json=given.json, config=f"{device}, torch {torch.__version__}, 256-token chunks, shuffled")
-    arena = 2 * max(BURST_BYTES, REQUESTS_MIN * max(requests))
+    arena = 2 * max(burst_bytes, REQUESTS_MIN * max(requests))
     variants = given.digests.split(",")
     with ExitStack() as stack:
         clients = {}
@@ -290,7 +292,7 @@ def main() -> None:
             for mode in given.modes.split(","):
                 for kib in map(int, given.pages_kib.split(",")):
                     for request_bytes in requests:
-                        sizes = {"kib": kib, "request_bytes": request_bytes}
+                        sizes = {"kib": kib, "request_bytes": request_bytes, "burst_bytes": burst_bytes}
                         measure(clients, rows, link, mode=mode, engine_kind=engine_kind, rounds=given.rounds, **sizes)
             for client in clients.values():
                 say(str([mover["facts"] for mover in client.status()["movers"]]))

@@ -272,6 +272,7 @@ def plan_pieces(
     kind: Literal["store", "retrieve"],
     bytes_max: int = ...,
     pages_max: int = ...,
+    order: Literal["neighbours", "shards"] = "neighbours",
 ) -> list[list[tuple[int, int, int, int]]]:
     """The merged copies of one job as (buffer, buffer_offset, arena_offset, bytes), in the order of execution, cut into
     the pieces that workers take one by one.
@@ -280,6 +281,7 @@ def plan_pieces(
 
     A shard's bytes in its slot are [run][region][block of the chunk][page_bytes]. Order: copy groups, their runs, then
     regions and blocks, the one with the larger stride outside; blocks of a store by id, of a retrieve in prefix order.
+    With "shards": copy groups, their shards in prefix order, and bytes as they lie in the slot.
     Neighbours that are adjacent on both sides are one copy. ValueError("block-range: ...") or
     ("block-duplicate: ...") for ids out of range, negative, or twice; ("slots: ...") when the slots do not fit the
     blocks or the arena."""

@@ -219,10 +219,13 @@ void bind_scrubber(nb::module_& module) {
 using CopyTuples = std::vector<FourNumbers>;
 
 std::vector<CopyTuples> plan_pieces(const GroupTuples& groups, const CopyGroupTuples& copy_groups, uint64_t arena_bytes,
-                                    const std::string& kind, uint64_t bytes_max, uint64_t pages_max) {
+                                    const std::string& kind, uint64_t bytes_max, uint64_t pages_max,
+                                    const std::string& order_name) {
     if (bytes_max == 0 || pages_max == 0) bad_argument("bytes_max and pages_max must be at least 1");
     const Layout layout = layout_from(groups);
-    const Plan plan(layout, copy_groups_from(copy_groups), arena_bytes, kind_from(kind));
+    const auto order = named<StreamOrder>("order", order_name,
+                                          {{"neighbours", StreamOrder::NEIGHBOURS}, {"shards", StreamOrder::SHARDS}});
+    const Plan plan(layout, copy_groups_from(copy_groups), arena_bytes, kind_from(kind), order);
     std::vector<CopyTuples> pieces;
     std::vector<PageCopy> copies;
     for (uint64_t begin = 0, end; begin < plan.bytes(); begin = end) {
@@ -239,7 +242,7 @@ std::vector<CopyTuples> plan_pieces(const GroupTuples& groups, const CopyGroupTu
 void bind_copies(nb::module_& module) {
     constexpr uint64_t whole = std::numeric_limits<uint64_t>::max();
     module.def("plan_pieces", &plan_pieces, "groups"_a, "copy_groups"_a, "arena_bytes"_a, "kind"_a,
-               "bytes_max"_a = whole, "pages_max"_a = whole);
+               "bytes_max"_a = whole, "pages_max"_a = whole, "order"_a = "neighbours");
     module.def(
         "copy_seconds",
         [](int source_fd, int target_fd, uint64_t bytes, int threads, bool non_temporal) {

@@ -72,7 +72,8 @@ bool CopyJob::begin(int workers) {
         return false;
     }
     try {
-        plan_.emplace(cache_->layout, order_.groups, arena_.bytes(), order_.kind, order_.digests);
+        plan_.emplace(cache_->layout, order_.groups, arena_.bytes(), order_.kind, StreamOrder::NEIGHBOURS,
+                      /*by_shard=*/order_.digests);
         if (order_.digests) sums_.emplace(cache_->layout, order_.groups, order_.kind);
     } catch (const Refusal& refusal) {
         status_ = Status::INVALID;

@@ -73,15 +73,19 @@ void check_slot(int64_t slot, uint64_t shard_bytes, uint64_t arena_bytes) {
 }  // namespace
 
 Plan::Plan(const Layout& layout, const std::vector<CopyGroup>& copy_groups, uint64_t arena_bytes, JobKind kind,
-           bool by_shard)
-    : by_shard_(by_shard) {
+           StreamOrder order, bool by_shard)
+    : order_(order), by_shard_(by_shard) {
     check_blocks(layout, copy_groups);
     for (const CopyGroup& copy : copy_groups) {
         const Group& group = layout.groups()[copy.group];
         const uint64_t first_place = places_.size();
         add_places(copy, group, arena_bytes);
+        if (order == StreamOrder::SHARDS) {
+            add_shards(group, first_place);
+            continue;
+        }
         if (kind == JobKind::STORE) sort_by_block(first_place, group.blocks);
-        add_sections(group, first_place);
+        add_sections(group, first_place, places_.size());
     }
 }
 
@@ -147,8 +151,17 @@ void Plan::sort_by_block(uint64_t first_place, uint64_t blocks) {
     }
 }
 
-void Plan::add_sections(const Group& group, uint64_t first_place) {
-    const uint64_t places = places_.size() - first_place;
+void Plan::add_shards(const Group& group, uint64_t first_place) {
+    while (first_place < places_.size()) {
+        uint64_t end = first_place + 1;
+        while (end < places_.size() && places_[end].shard == places_[first_place].shard) ++end;
+        add_sections(group, first_place, end);
+        first_place = end;
+    }
+}
+
+void Plan::add_sections(const Group& group, uint64_t first_place, uint64_t end_place) {
+    const uint64_t places = end_place - first_place;
     if (places == 0) return;
     uint64_t run_offset = 0;
     for (const RegionRun& run : group.runs) {
@@ -206,7 +219,7 @@ void Plan::add_copy(std::vector<PageCopy>& copies, const PageCopy& copy) const {
 // Adds the copies of bytes [begin, end) of the section; the first and the last page may be partial.
 void Plan::expand_section(const Section& section, uint64_t begin, uint64_t end, std::vector<PageCopy>& copies) const {
     const RegionRun& run = *section.run;
-    const bool regions_outside = run.region_stride >= run.block_stride;
+    const bool regions_outside = order_ == StreamOrder::SHARDS || run.region_stride >= run.block_stride;
     const uint64_t inner_count = regions_outside ? section.places : run.regions;
     const uint64_t page = begin / run.page_bytes;
     uint64_t outer = page / inner_count, inner = page % inner_count, skipped = begin % run.page_bytes;

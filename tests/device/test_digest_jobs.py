@@ -1,5 +1,6 @@
 """Device jobs with digests: sums are right in every mode, and no error between engine and arena goes unnoticed."""
 
+import time
 from array import array
 from collections import Counter
 from collections.abc import Iterator
@@ -22,13 +23,16 @@ from tests.device.digest_rig import (
     with_sums,
 )
 from tests.device.mover_rig import RETRIEVE, STORE
-from tests.device.simulated import CODE, CORRUPT, Machine
+from tests.device.simulated import CODE, CORRUPT, DELAY, HANG, Machine
+from tests.process.harness import until
 from tests.rigs.oracle_plan import CopyGroup, Group, Run
 from tests.rigs.slow_digest import slow_sum
 
 SEEDS_EACH = 3
 FAULTS_EACH = 7
 SEGMENTS = 8
+GRACE_S = 0.05
+"""In which a mover that is wrong would begin too early."""
 PLACES = [(mode, reach) for mode in MODES for reach in REACHES]
 
 
@@ -154,16 +158,21 @@ class Played:
         """Answers until every shard was asked for. Says of shard `at` what is not so; returns the works asked."""
         nth, works = 0, []
         while nth < len(shards):
-            segment, sequence, _, work, packed = self.scene.halves.client.call("take", self.lane)
+            nth, work = self.answer_one(shards, nth, lie, at)
             works.append(work)
-            said = array("Q")
-            for begin, end in stretches_of(packed):
-                slot, size = shards[nth]
-                total, length = digest_sum(self.scene.arena[slot + begin : slot + end], 0, end - begin, begin)
-                said.extend(LIES[lie](total, length) if lie and nth == at and end == size else (total, length))
-                nth += end == size
-            self.scene.halves.client.call("done", self.lane, segment, sequence, said.tobytes())
         return works
+
+    def answer_one(self, shards: list[tuple[int, int]], nth: int = 0, lie: str = "", at: int = -1) -> tuple[int, int]:
+        """Answers for one segment, which begins in shard `nth`. Returns the shard after it, and the work asked."""
+        segment, sequence, _, work, packed = self.scene.halves.client.call("take", self.lane)
+        said = array("Q")
+        for begin, end in stretches_of(packed):
+            slot, size = shards[nth]
+            total, length = digest_sum(self.scene.arena[slot + begin : slot + end], 0, end - begin, begin)
+            said.extend(LIES[lie](total, length) if lie and nth == at and end == size else (total, length))
+            nth += end == size
+        self.scene.halves.client.call("done", self.lane, segment, sequence, said.tobytes())
+        return nth, work
 
 
 @pytest.mark.parametrize("mode", ["staged", "direct with a ring"])
@@ -214,6 +223,65 @@ def test_a_store_whose_client_says_impossible_sums_fails(halves: Halves, mode: s
                 assert (end.status, len(end.sums)) == ("done", len(shards))
             else:
                 assert (end.status, end.code, end.sums, end.word) == ("failed", "digest", [], FAILED), lie
+
+
+# ---------------------------------------------------------------- direct retrieves of several stretches and passes
+
+
+PAGE = 200
+
+
+def long_scene(halves: Halves, mode: str, *, played: bool = False) -> Scene:
+    """Four DMAs of 819,200 bytes at most, and passes of 1 MiB. A chunk has two regions."""
+    scene = Scene(halves, mode, "register", 8, played=played)
+    blocks = 8000
+    scene.groups, scene.bytes = [Group(4, blocks, (Run(0, 0, 2, blocks * PAGE, PAGE, PAGE),))], 2 * blocks * PAGE
+    return scene
+
+
+def test_a_direct_retrieve_sums_what_has_landed_while_its_last_bytes_are_on_their_way(halves: Halves) -> None:
+    with long_scene(halves, "direct with a ring", played=True) as scene:
+        scene.arena[:] = scene.rng.randbytes(len(scene.arena))
+        copies = scene.whole()
+        copies, shards = with_sums(copies, scene.sums_of(copies)), scene.shards(copies)
+        client, pid = Played(scene, RETRIEVE), scene.mover.half.pid
+        with halves.machine.rule("run:copy", DELAY, pid=pid) as rule:
+            scene.begin("retrieve", copies)
+            client.answer(shards)
+            assert scene.end().status == "done"
+        with halves.machine.rule("run:copy", HANG, pid=pid, skip=rule.met() - 1) as rule:
+            scene.begin("retrieve", copies)
+            until("the last copy to begin", rule.met)
+            nth, _ = client.answer_one(shards)
+            assert 0 < nth < len(shards)
+        while nth < len(shards):
+            nth, _ = client.answer_one(shards, nth)
+        assert scene.end().status == "done"
+
+
+@pytest.mark.parametrize("late", ["first", "last"])
+@pytest.mark.parametrize("mode", ["direct with a ring", "direct"])
+def test_bytes_are_not_summed_before_they_have_landed(halves: Halves, mode: str, late: str) -> None:
+    """If the first copy of one stream hangs, those of the other stream land before it: about half of all bytes."""
+    with long_scene(halves, mode) as scene:
+        stored, pid = scene.store(), scene.mover.half.pid
+        scene.retrieve(stored)  # the mover takes its memory
+        with halves.machine.rule("run:copy", DELAY, pid=pid) as rule:
+            scene.retrieve(stored)
+        scene.compute()
+
+        def landed_pages() -> int:
+            pool = halves.client.call("read", scene.bytes)
+            return sum(pool[at : at + PAGE] != scene.shadow[at : at + PAGE] for at in range(0, scene.bytes, PAGE))
+
+        skip = rule.met() - 1 if late == "last" else 0
+        with halves.machine.rule("run:copy", HANG, pid=pid, skip=skip, times=1) as rule:
+            scene.begin("retrieve", stored)
+            until("a copy to hang", rule.met)
+            until("other copies to land", lambda: landed_pages() > scene.bytes // PAGE * 0.48)
+            time.sleep(GRACE_S)
+        end = scene.end()
+        assert (end.status, end.wrong) == ("done", [])
 
 
 @pytest.mark.parametrize("taken", [False, True])

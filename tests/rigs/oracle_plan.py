@@ -54,9 +54,11 @@ def chunks_touched(first_block: int, blocks: int, blocks_per_chunk: int) -> int:
     return len({block // blocks_per_chunk for block in range(first_block, first_block + blocks)})
 
 
-def pages(groups: list[Group], copy: CopyGroup, kind: str) -> list[Copy]:
+def pages(groups: list[Group], copy: CopyGroup, kind: str, order: str = "neighbours") -> list[Copy]:
     """Every page of one copy group, in the order of execution."""
     group = groups[copy.group]
+    if order == "shards":
+        return [page for shard in _shards(group, copy) for page in sorted(pages(groups, shard, kind), key=_target)]
     first_chunk = copy.first_block // group.blocks_per_chunk
     places = []
     for index, block_id in enumerate(copy.block_ids):
@@ -81,6 +83,22 @@ def pages(groups: list[Group], copy: CopyGroup, kind: str) -> list[Copy]:
     return found
 
 
+def _target(copy: Copy) -> int:
+    return copy[2]
+
+
+def _shards(group: Group, copy: CopyGroup) -> list[CopyGroup]:
+    """The copy, cut into its chunks."""
+    first_chunk = copy.first_block // group.blocks_per_chunk
+    cut = []
+    for chunk, slot in enumerate(copy.slots, first_chunk):
+        begin = max(chunk * group.blocks_per_chunk, copy.first_block)
+        end = (chunk + 1) * group.blocks_per_chunk
+        ids = copy.block_ids[begin - copy.first_block : end - copy.first_block]
+        cut.append(CopyGroup(copy.group, begin, ids, (slot,)))
+    return cut
+
+
 def merged(copies: list[Copy]) -> list[Copy]:
     """Joins copies that are adjacent on both sides."""
     result: list[Copy] = []
@@ -94,5 +112,5 @@ def merged(copies: list[Copy]) -> list[Copy]:
     return result
 
 
-def plan(groups: list[Group], copy_groups: list[CopyGroup], kind: str) -> list[Copy]:
-    return merged([page for copy in copy_groups for page in pages(groups, copy, kind)])
+def plan(groups: list[Group], copy_groups: list[CopyGroup], kind: str, order: str = "neighbours") -> list[Copy]:
+    return merged([page for copy in copy_groups for page in pages(groups, copy, kind, order)])

@@ -97,7 +97,7 @@ bool DeviceJob::choose_direct(uint64_t mean) {
     const auto& [staged, bare] = tools_.direct_from;
     mode_ = mean >= (allowed_ == JobMode::STAGED ? staged : bare) ? JobMode::DIRECT : allowed_;
     if (mode_ != JobMode::DIRECT) return false;
-    plan_.emplace(cache_->layout, order_.groups, tools_.arena.bytes(), order_.kind);
+    plan_.emplace(cache_->layout, order_.groups, tools_.arena.bytes(), order_.kind, StreamOrder::SHARDS);
     stretch_bytes_ = std::clamp(mean * STRETCH_COPIES, SLOT_ALIGN, STRETCH_BYTES_MAX);
     if (!sums_) return true;
     const auto wanted = [this](const ShardRest& rest) { return sums_->wants(rest.shard); };
@@ -152,8 +152,7 @@ bool DeviceJob::copying() const {
 bool DeviceJob::launch(bool alone) { return plan_ ? launch_stretch() : launch_segment(alone); }
 
 bool DeviceJob::launch_stretch() {
-    const auto is_stretch = [](const Flight& flight) { return flight.parts.empty(); };
-    if (std::ranges::count_if(flights_, is_stretch) == STRETCHES_UNDER_WAY_MAX) return false;
+    if (std::ranges::count_if(flights_, &Flight::is_stretch) == STRETCHES_UNDER_WAY_MAX) return false;
     const uint64_t end = std::min(next_ + stretch_bytes_, plan_->bytes());
     std::vector<PageCopy> pages;
     plan_->expand(next_, end, pages);
@@ -162,7 +161,8 @@ bool DeviceJob::launch_stretch() {
     for (const PageCopy& page : pages) {
         copies.push_back({cache_->bases[page.buffer] + page.buffer_offset, page.arena_offset, page.bytes});
     }
-    Flight& flight = flights_.emplace_back(Flight{.stage = Flight::Stage::LINKING, .bytes = end - next_});
+    Flight& flight =
+        flights_.emplace_back(Flight{.stage = Flight::Stage::LINKING, .begin = next_, .bytes = end - next_});
     next_ = end;
     flight.task = tools_.link.begin(way(), std::move(copies), nullptr);
     return true;
@@ -186,20 +186,31 @@ bool DeviceJob::launch_segment(bool alone) {
 
 // Sums a segment's bytes of a direct job in the engine's memory.
 bool DeviceJob::launch_pass() {
-    if (!plan_ || !sums_ || cutter_->finished() || !reached_) return false;
-    if (order_.kind == JobKind::RETRIEVE && landed_bytes_ < plan_->bytes()) return false;
+    if (!plan_ || !sums_ || !reached_ || !cut_pass()) return false;
+    if (order_.kind == JobKind::RETRIEVE && landed_before() < pass_end_) return false;
     const std::optional<uint32_t> segment = packer_->claim();
     if (!segment) return false;
-    std::vector<SegmentPart> parts = cutter_->next(/*alone=*/false);
-    std::erase_if(parts, [this](const SegmentPart& part) { return !sums_->wants(part.shard); });
-    if (parts.empty()) {
-        packer_->recycle(*segment);
-        return true;
-    }
     Flight& flight = flights_.emplace_back(Flight{
-        .stage = Flight::Stage::PACKING, .segment = *segment, .parts = std::move(parts), .work = SegmentWork::SUM});
+        .stage = Flight::Stage::PACKING, .segment = *segment, .parts = std::move(pass_), .work = SegmentWork::SUM});
+    pass_.clear();
     pack(flight);
     return true;
+}
+
+// Cuts the next pass, unless one waits for its bytes. False: all is summed, or being summed.
+bool DeviceJob::cut_pass() {
+    while (pass_.empty() && !cutter_->finished()) {
+        pass_ = cutter_->next(/*alone=*/false);
+        for (const SegmentPart& part : pass_) pass_end_ += part.end - part.begin - left_out(part);
+        std::erase_if(pass_, [this](const SegmentPart& part) { return !sums_->wants(part.shard); });
+    }
+    return !pass_.empty();
+}
+
+// The stream of a direct job has landed up to here: stretches may end out of order.
+uint64_t DeviceJob::landed_before() const {
+    const auto first = std::ranges::find_if(flights_, &Flight::is_stretch);
+    return first == flights_.end() ? next_ : first->begin;
 }
 
 // Sums some bytes of a direct job that are in none of its blocks. True: there may be more.

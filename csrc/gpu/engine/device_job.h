@@ -2,7 +2,7 @@
 // Any thread may use stop() and the constants.
 //
 // With digests it sums every shard in the engine's memory (docs/gpu.md): packed jobs with each segment, direct jobs in
-// passes of their own, which a retrieve begins when its last byte has arrived.
+// passes of their own. A pass of a retrieve begins when its bytes have landed.
 
 #pragma once
 
@@ -93,7 +93,10 @@ class DeviceJob {
         std::vector<SegmentPart> parts = {};  // empty: a stretch of a direct job
         SegmentWork work = SegmentWork::COPY;
         std::unique_ptr<LinkTask> task = {};
+        uint64_t begin = 0;  // of a stretch, in the stream of plan_
         uint64_t bytes = 0;  // that arrive with it
+
+        bool is_stretch() const { return parts.empty(); }
     };
 
     // The result of polling a flight.
@@ -109,6 +112,8 @@ class DeviceJob {
     bool launch_stretch();
     bool launch_segment(bool alone);
     bool launch_pass();
+    bool cut_pass();
+    uint64_t landed_before() const;
     bool add_rest();
     Look look_at(Flight& flight);
     Look look_at_packing(Flight& flight);
@@ -118,7 +123,7 @@ class DeviceJob {
     SegmentWork work_of(const std::vector<SegmentPart>& parts) const;
     void collect(const Flight& flight);
     uint64_t left_out(const SegmentPart& part) const;
-    bool summed() const { return !sums_ || (cutter_->finished() && next_rest_ == rests_.size()); }
+    bool summed() const { return !sums_ || (cutter_->finished() && pass_.empty() && next_rest_ == rests_.size()); }
     void judge(Completion& completion);
 
     const JobOrder order_;
@@ -137,7 +142,9 @@ class DeviceJob {
     std::optional<Plan> plan_;  // of a direct job
     uint64_t next_ = 0;         // where the next stretch of plan_ begins
     uint64_t stretch_bytes_ = 0;
-    std::optional<Cutter> cutter_;  // of the others, and of a direct job's sums
+    std::optional<Cutter> cutter_;   // of the others, and of a direct job's sums
+    std::vector<SegmentPart> pass_;  // of a direct job: what is summed next
+    uint64_t pass_end_ = 0;          // the end of its bytes in the stream of plan_
     Packer* packer_ = nullptr;
     std::optional<ShardSums> sums_;  // with digests
     std::vector<ShardRest> rests_;   // of a direct job: what lies in the arena alone, to be summed here

@@ -68,6 +68,16 @@ def jobs(draw: st.DrawFn) -> tuple[list[Group], list[CopyGroup]]:
     return groups, draw(st.permutations(copies))
 
 
+@given(jobs(), st.sampled_from(("store", "retrieve")), st.sampled_from((1, 65, 4096)))
+def test_in_the_order_of_shards_their_bytes_come_as_they_lie_in_the_slots(
+    job: tuple[list[Group], list[CopyGroup]], kind: Kind, bytes_max: int
+) -> None:
+    groups, copies = job
+    packed = [group.packed() for group in groups], [copy.packed() for copy in copies]
+    pieces = plan_pieces(*packed, ARENA, kind, bytes_max, order="shards")
+    assert merged([copy for piece in pieces for copy in piece]) == plan(groups, copies, kind, "shards")
+
+
 @given(jobs(), st.sampled_from(("store", "retrieve")))
 def test_plan_is_what_the_oracle_says(job: tuple[list[Group], list[CopyGroup]], kind: Kind) -> None:
     groups, copies = job
