@@ -68,8 +68,8 @@ from kvclient.offload.values import Group, Options, StoreOrder
 from kvclient.values import StoreResult
 from kvclient.vllm.guard import GuardedScheduler
 from kvclient.vllm.keys import Keyer
+from kvclient.vllm.release_differences import BlockTables, scheduled
 from kvclient.vllm.scheduler import Scheduler
-from kvclient.vllm.versions import BlockTables, scheduled
 from kvserver.wire.messages import FRAME_BYTES_MAX, KEY_BYTES, NAMESPACE_BYTES
 
 BLOCK, CHUNK, STEP = 16, 256, 2048

@@ -26,8 +26,8 @@ from xml.etree import ElementTree
 import msgspec
 
 from kvclient.vllm.layout import groups_of, layout_of
-from kvclient.vllm.releases import Row, table
-from kvclient.vllm.versions import READ_ONE_OF, READ_UNCHECKED, READ_WHILE_SERVING, allocations
+from kvclient.vllm.release_differences import READ_ONE_OF, READ_UNCHECKED, READ_WHILE_SERVING, allocations
+from kvclient.vllm.release_table import Row, table
 from kvserver.errors import RequestError
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -3,7 +3,8 @@
 The brain hands over batches and never waits. A subscriber that does not read loses what ZeroMQ does not keep for it. It
 notices the gap in the sequence of the next batch or sign of life, and asks for the missing ones (replay_log.py).
 
-The memory for a subscriber that does not read is bounded, and so is the number of connections (connection_limit.py).
+The memory for a subscriber that does not read is bounded, and so is the number of connections
+(zmq_connection_limit.py).
 """
 
 import logging
@@ -16,9 +17,9 @@ from functools import partial
 import zmq
 
 from kvserver import logs
-from kvserver.brain.connection_limit import Guests
 from kvserver.brain.listeners import admit, make_way
 from kvserver.brain.replay_log import REPLAY_AHEAD, Replays, Sent, packed
+from kvserver.brain.zmq_connection_limit import Guests
 from kvserver.config.config import Config
 from kvserver.errors import ConfigError
 from kvserver.wire.kv_events import SEQUENCE_BYTES, TOPIC, Batch, KvEvent, encode_batch, replay_endpoint

@@ -24,8 +24,8 @@ from typer.models import CommandInfo
 
 import kvserver
 from kvserver.cli import admin, remote
-from kvserver.cli.asking import ask_status as _ask_status
-from kvserver.cli.asking import connected as _client
+from kvserver.cli.server_connection import ask_status as _ask_status
+from kvserver.cli.server_connection import connected as _client
 from kvserver.cli.values import option_value, plot_file, seconds, whole
 from kvserver.config.config import KEYS, RENAMED, Config, example, load
 from kvserver.config.keys import Key

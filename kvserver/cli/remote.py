@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvserver.cli.admin import URL, TokenFile, Url
-from kvserver.cli.asking import ask_status
+from kvserver.cli.server_connection import ask_status
 from kvserver.cli.values import key as digest
 from kvserver.cli.values import seconds, whole
 from kvserver.config.config import Config, load

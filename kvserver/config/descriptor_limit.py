@@ -29,7 +29,7 @@ MOVERS = 2 * 64
 """A socket and a pidfd for each possible mover (state.Bounds)."""
 EVENTS = 1300
 """Subscribers at the two sockets, refused ones, and connections that ZeroMQ accepts before it reports them
-(connection_limit.py)."""
+(zmq_connection_limit.py)."""
 OTHERS = 192
 """HTTP connections that are being answered (64), the log, the ledger, libraries, and descriptors that are open for a
 moment."""

@@ -81,7 +81,7 @@ BUGS = (
         "P1",
         "states beside latent attention are shared by engines of all sizes",
         f"{VLLM}/head_shards.py",
-        r"if not versions\.is_latent\(spec\):",
+        r"if not release_differences\.is_latent\(spec\):",
         r"if False:",
         SHARD_TESTS,
     ),
@@ -112,7 +112,7 @@ BUGS = (
     Bug(
         "P1",
         "backends that keep another order within a block may divide heads",
-        f"{VLLM}/versions.py",
+        f"{VLLM}/release_differences.py",
         r'getattr\(spec, "num_head_slots", 0\) is None',
         r'hasattr(spec, "num_head_slots")',
         SHARD_TESTS,
@@ -241,7 +241,7 @@ BUGS = (
     Bug(
         "P1",
         "a release of vLLM that is known to be broken starts",
-        f"{VLLM}/releases.py",
+        f"{VLLM}/release_table.py",
         r"if row is not None and row\.why_broken:",
         r"if False:",
     ),

@@ -89,8 +89,8 @@ def test_every_count_has_a_metric(module: Any) -> None:
 
 
 def test_releases_that_drop_the_statistics_of_steps_without_an_answer_are_known(module: Any) -> None:
-    assert module.versions.drops_quiet_steps() == (release() < (0, 28))
-    assert module.versions.counts_beside_workers_only() == (release() < (0, 24))
+    assert module.release_differences.drops_quiet_steps() == (release() < (0, 28))
+    assert module.release_differences.counts_beside_workers_only() == (release() < (0, 24))
 
 
 def test_the_benchmark_of_the_schedulers_calls_runs() -> None:
@@ -148,7 +148,7 @@ def config(**more: Any) -> SimpleNamespace:
 def test_what_is_not_supported_is_refused_at_the_start(
     module: Any, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any], named: str
 ) -> None:
-    monkeypatch.setattr(module.versions, "knows_stages", lambda _: True)
+    monkeypatch.setattr(module.release_differences, "knows_stages", lambda _: True)
     groups = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=FULL)])
     for method in ("ngram", "medusa"):
         module._check_supported(config(speculative_config=SimpleNamespace(method=method)), groups)
@@ -158,9 +158,9 @@ def test_what_is_not_supported_is_refused_at_the_start(
 
 def test_stages_need_a_release_that_knows_of_them(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     groups = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=FULL)])
-    monkeypatch.setattr(module.versions, "knows_stages", lambda _: True)
+    monkeypatch.setattr(module.release_differences, "knows_stages", lambda _: True)
     module._check_supported(config(pipeline_parallel_size=2), groups)
-    monkeypatch.setattr(module.versions, "knows_stages", lambda _: False)
+    monkeypatch.setattr(module.release_differences, "knows_stages", lambda _: False)
     module._check_supported(config(), groups)
     with pytest.raises(module.RequestError, match="pipeline_parallel_size"):
         module._check_supported(config(pipeline_parallel_size=2), groups)
@@ -186,9 +186,9 @@ def test_models_with_windows_only_are_refused_if_vllm_learns_of_failed_loads_by_
 ) -> None:
     """vLLM would continue as if all tokens before the window's first block were there."""
     full, window = (SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=one)]) for one in (FULL, WINDOW))
-    monkeypatch.setattr(module.versions, "reports_failed_requests", lambda _: True)
+    monkeypatch.setattr(module.release_differences, "reports_failed_requests", lambda _: True)
     module._check_supported(config(), window)
-    monkeypatch.setattr(module.versions, "reports_failed_requests", lambda _: False)
+    monkeypatch.setattr(module.release_differences, "reports_failed_requests", lambda _: False)
     module._check_supported(config(), full)
     with pytest.raises(module.RequestError, match="windows"):
         module._check_supported(config(), window)
@@ -239,7 +239,7 @@ def test_each_store_is_reported_once_in_either_order_of_a_steps_hooks(
         worker.bind_connector_metadata(module.Step(stores=orders))
         if not is_draft_last:
             worker.wait_for_save()
-        if module.versions.reports_failed_requests(module.KVConnectorBase_V1):
+        if module.release_differences.reports_failed_requests(module.KVConnectorBase_V1):
             assert worker.get_transfer_results(set()).finished_recving == set()
         else:
             assert worker.get_finished(set()) == (None, None)
@@ -262,8 +262,8 @@ def test_sleep_is_supported_where_its_memory_can_be_shared(module: Any, monkeypa
 def test_a_release_that_is_known_to_be_broken_does_not_start(
     module: Any, worker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row = module.releases.Row(refused="it answers wrong")
-    monkeypatch.setattr(module.releases, "table", lambda: {"0.98.1": row})
+    row = module.release_table.Row(refused="it answers wrong")
+    monkeypatch.setattr(module.release_table, "table", lambda: {"0.98.1": row})
     monkeypatch.setattr(module.vllm, "__version__", "0.98.1+cpu")
     with pytest.raises(module.RequestError, match=r"vllm-release: vLLM 0\.98\.1\+cpu .*it answers wrong"):
         module.KvServerConnector(worker._vllm_config, module.interface.KVConnectorRole.WORKER, worker._kv_cache_config)
@@ -272,7 +272,7 @@ def test_a_release_that_is_known_to_be_broken_does_not_start(
 @pytest.fixture
 def since_0_30(module: Any) -> None:
     """Skips what earlier releases refuse for another reason."""
-    if not module.versions.reports_failed_requests(module.KVConnectorBase_V1):
+    if not module.release_differences.reports_failed_requests(module.KVConnectorBase_V1):
         pytest.skip("before 0.30 states, windows and draft models are refused")
 
 
@@ -296,7 +296,7 @@ def test_a_draft_model_is_refused_beside_windows_and_where_it_would_be_saved_too
     module._check_supported(drafts, plain)
     with pytest.raises(module.RequestError, match="window"):
         module._check_supported(drafts, mixed)
-    monkeypatch.setattr(module.versions, "saves_behind_drafts", lambda base: False)
+    monkeypatch.setattr(module.release_differences, "saves_behind_drafts", lambda base: False)
     module._check_supported(config(), plain)
     with pytest.raises(module.RequestError, match="draft model"):
         module._check_supported(drafts, plain)

@@ -24,8 +24,8 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
 from kvclient.atom.aborts import Aborts
-from kvclient.atom.gaps import Gaps
 from kvclient.atom.jobs import AtomJobs, EndedJob
+from kvclient.atom.preemption_gaps import Gaps
 from kvclient.atom.states import States
 from kvclient.atom.steps import NAMESPACE, Name, Seq, Step
 from kvclient.atom.versions import SEQUENCE, STATEFUL, check_fields
@@ -165,7 +165,7 @@ class Scheduler:
     def chunk_until_state(self, seq: Seq, chunk_tokens: int) -> int:
         """The number of tokens to compute first, so that a state is right at the end of a chunk that is not held.
 
-        A sequence with output is not cut: ATOM could take the first part for all of it (gaps.py).
+        A sequence with output is not cut: ATOM could take the first part for all of it (preemption_gaps.py).
         """
         life = self._lives[id(seq)]
         may_store = life.is_keyed and self._options.stores and bool(self.namespace) and self._exchange.connected

@@ -1,7 +1,7 @@
 """The connector that vLLM loads: kv_connector="KvServerConnector", kv_connector_module_path="kvclient.vllm".
 
 This file only translates. offload/decide.py makes the decisions. vllm/scheduler.py and offload/worker.py are the two
-halves, and this file calls both through guards. vllm/versions.py holds the differences between vLLM's releases.
+halves, and this file calls both through guards. vllm/release_differences.py knows what differs between vLLM's releases.
 
 Importing this file opens no socket, because vLLM's API server imports it too. docs/vllm.md is the manual.
 """
@@ -32,7 +32,7 @@ from kvclient.offload.values import Group, Options, RetrieveOrder, StoreOrder
 from kvclient.offload.worker import Worker
 from kvclient.transport.event_stream import EventStream, ZeroMqSockets
 from kvclient.values import Buffered, CacheSpec, DeviceBuffer, TensorBuffer
-from kvclient.vllm import releases, versions
+from kvclient.vllm import release_differences, release_table
 from kvclient.vllm.answers import Answers
 from kvclient.vllm.devices import PORTABLE, device_kind, device_name, stream_events
 from kvclient.vllm.events import TOKENS_MAX, RouterEvents, Words, kinds_of
@@ -66,7 +66,7 @@ from kvclient.vllm.stages import Stage, told_by_all
 from kvclient.vllm.transfer_params import TransferParams
 from kvserver.errors import RequestError
 
-with versions.reading(vllm.__version__):
+with release_differences.reading(vllm.__version__):
     from vllm import envs
     from vllm.distributed import kv_events
     from vllm.distributed.kv_transfer import get_kv_transfer_group
@@ -140,10 +140,10 @@ class Handshake(KVConnectorHandshakeMetadata):
 class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
     """vLLM's connector interface: one instance in the scheduler's process, one in each worker's."""
 
-    @versions.reading(vllm.__version__)
+    @release_differences.reading(vllm.__version__)
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        self._is_listed = releases.check_release(vllm.__version__)
+        self._is_listed = release_table.check_release(vllm.__version__)
         transfer = vllm_config.kv_transfer_config
         self._settings = parse(transfer.kv_connector_extra_config)
         self._device = device_kind(current_platform, self._settings.device)
@@ -151,9 +151,9 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
         self._contexts = getattr(parallel, "decode_context_parallel_size", 1)
         self._tensor_ranks, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
         self._ranks = stages * self._tensor_ranks
-        self._always_counts = role == KVConnectorRole.WORKER and versions.counts_beside_workers_only()
+        self._always_counts = role == KVConnectorRole.WORKER and release_differences.counts_beside_workers_only()
         """A worker says in each step that it has counted, even if nothing, so that the scheduler's half is asked."""
-        with versions.understanding(vllm.__version__, "the description of the KV cache"):
+        with release_differences.understanding(vllm.__version__, "the description of the KV cache"):
             if role == KVConnectorRole.SCHEDULER or stages == 1:
                 self._shards = self._check_supported()
                 self._stages: list[Stage] = []
@@ -163,16 +163,16 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
         self._chunk_tokens = chosen_chunk_tokens(self._groups, self._settings.chunk_tokens)
         self._engine, self._epoch = _engine(vllm_config)
         if role == KVConnectorRole.SCHEDULER:
-            self._is_one_of_several = versions.is_made_by("multi_connector")
+            self._is_one_of_several = release_differences.is_made_by("multi_connector")
             if not self._is_listed:
-                log.warning(UNLISTED, vllm.__version__, releases.newest())
-            versions.check_read_while_serving(vllm.__version__)
+                log.warning(UNLISTED, vllm.__version__, release_table.newest())
+            release_differences.check_read_while_serving(vllm.__version__)
             states = {place: group.block_tokens for place, group in enumerate(self._groups) if group.kind == "state"}
-            self._tables = versions.BlockTables(states)
+            self._tables = release_differences.BlockTables(states)
             self._scheduler = self._scheduler_half(vllm_config, kv_cache_config)
             if not _recomputes(transfer):
                 log.warning('kv_load_failure_policy is not "recompute": a request ends with an error when a load fails')
-            if not current_platform.is_cpu() and (setting := versions.without_graphs(vllm_config)):
+            if not current_platform.is_cpu() and (setting := release_differences.without_graphs(vllm_config)):
                 log.warning(NO_GRAPHS, setting)
         else:
             self._allocating = ExitStack()
@@ -206,7 +206,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _scheduler_half(self, config: Any, kv_config: Any) -> GuardedScheduler:
         transfer = config.kv_transfer_config
-        hash_block_tokens = versions.hash_block_tokens(kv_config, config.cache_config, kv_cache_utils)
+        hash_block_tokens = release_differences.hash_block_tokens(kv_config, config.cache_config, kv_cache_utils)
         shards = max(1, self._shards.here)
         options = Options(
             chunk_tokens=self._chunk_tokens,
@@ -218,7 +218,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             # vLLM steps back by one token after a full hit. With a window it would then need one token more than was
             # filled.
             engine_steps_back=all(group.kind == "full" for group in self._groups),
-            null_block=versions.NULL,
+            null_block=release_differences.NULL,
             lookup_deadline_s=self._settings.lookup_timeout_ms / 1000,
             coming_wait_s=self._settings.remote_wait_ms / 1000,
             await_others=self._settings.await_others == "on",
@@ -240,9 +240,9 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             self._client(rank=-1),
             options,
             keyer,
-            steps_ahead=versions.steps_ahead(config),
-            workers_go_back=not versions.workers_count(config, os.environ),
-            recovers=versions.recovers(KVConnectorBase_V1),
+            steps_ahead=release_differences.steps_ahead(config),
+            workers_go_back=not release_differences.workers_count(config, os.environ),
+            recovers=release_differences.recovers(KVConnectorBase_V1),
             store_output=self._settings.store_output,
             step_wait_s=self._settings.step_wait_us / 1e6,
             stores_over=self._stores_over,
@@ -274,7 +274,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _may_lose_counts(self, config: Any) -> bool:
         """Whether counts get lost in steps that say nothing. A pooling model says no token that they could wait for."""
-        return config.model_config.runner_type != "pooling" and versions.drops_quiet_steps()
+        return config.model_config.runner_type != "pooling" and release_differences.drops_quiet_steps()
 
     def _stores_over(self) -> list[tuple[int, int]]:
         ends = _here.get((self._engine, self._epoch, self._settings.socket))
@@ -303,11 +303,11 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict[Any, int]:
         from_disk = min(self._scheduler.disk_tokens(request.request_id), num_external_tokens)
-        return versions.hit_sources(interface, num_external_tokens, from_disk=from_disk)
+        return release_differences.hit_sources(interface, num_external_tokens, from_disk=from_disk)
 
     def build_connector_meta(self, scheduler_output: Any) -> Step:
-        def step() -> tuple[Iterator[Scheduled], Callable[[str], versions.Tables]]:
-            return versions.scheduled(scheduler_output), self._tables.of_step(scheduler_output)
+        def step() -> tuple[Iterator[Scheduled], Callable[[str], release_differences.Tables]]:
+            return release_differences.scheduled(scheduler_output), self._tables.of_step(scheduler_output)
 
         if preempted := getattr(scheduler_output, "preempted_req_ids", None):
             self._scheduler.preempted(preempted)
@@ -374,12 +374,12 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
         Older vLLM releases do not ask for this context. They allocate the KV cache next, so the context is entered
         here.
         """
-        zeros = SharedZeros(versions.allocations(self._kv_cache_config))
-        if not versions.asks_where_to_allocate(KVConnectorBase_V1):
+        zeros = SharedZeros(release_differences.allocations(self._kv_cache_config))
+        if not release_differences.asks_where_to_allocate(KVConnectorBase_V1):
             self._allocating.enter_context(zeros)
         return zeros
 
-    @versions.reading(vllm.__version__)
+    @release_differences.reading(vllm.__version__)
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         self._allocating.close()
         self._kv_caches, self._is_described, self._steps = kv_caches, False, 0
@@ -393,7 +393,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
         self._is_asleep, self._is_described = True, False
         self._worker.unregister()
 
-    @versions.reading(vllm.__version__)
+    @release_differences.reading(vllm.__version__)
     def restore_kv_caches(self) -> None:
         """Registers the KV cache anew. With the same weights it has the same namespace, and finds what it stored."""
         if self._is_asleep:
@@ -414,7 +414,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
         if awaited and self._steps == 0:
             log.info("no cache before the first forward: layer %s and others have no scales yet", awaited[0])
         if not (awaited or self._is_described):
-            with versions.understanding(vllm.__version__, "the layout of the KV cache"):
+            with release_differences.understanding(vllm.__version__, "the layout of the KV cache"):
                 layout = layout_of(self._kv_cache_config, self._kv_caches, known)
             self._describe(layout, known)
             self._side_tensors.described(known)
@@ -440,10 +440,10 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             drafts=_drafts(config),
             version=vllm.__version__,
             device=cpu_kind() if current_platform.is_cpu() else device_name(current_platform),
-            layout=versions.page_orders(self._kv_cache_config, layout.orders, os.environ),
+            layout=release_differences.page_orders(self._kv_cache_config, layout.orders, os.environ),
             beside=layout.side_tensors,
             environment=environment_that_counts(os.environ, envs),
-            handler=handler_called(versions.cache_dtype_handler(config.cache_config)),
+            handler=handler_called(release_differences.cache_dtype_handler(config.cache_config)),
             head_shards=self._shards.total,
         )
         models = [] if self._settings.model_id else _model_files(config)
@@ -504,7 +504,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _replicas(self) -> int:
         """Consecutive tensor ranks that hold the same KV."""
-        return versions.replicas_of(
+        return release_differences.replicas_of(
             self._kv_cache_config,
             ranks=self._tensor_ranks,
             heads=_kv_heads(self._vllm_config.model_config),
@@ -530,7 +530,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             contexts=self._contexts,
             has_drafts=bool(_drafts(config)),
             is_portable=self._device == PORTABLE,
-            is_shuffled=versions.is_shuffled(os.environ),
+            is_shuffled=release_differences.is_shuffled(os.environ),
         )
 
     def _buffers(self, layout: Layout) -> Sequence[Buffered]:
@@ -544,7 +544,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             raise RequestError("layout", f"{elsewhere} of the KV cache are not in the connector's shared memory")
         return [made[found.address] for found in layout.allocations]
 
-    @versions.reading(vllm.__version__)
+    @release_differences.reading(vllm.__version__)
     def get_handshake_metadata(self) -> Handshake | None:
         """Return the namespace, or None if there is none yet.
 
@@ -630,9 +630,9 @@ def _check_supported(config: Any, kv_config: Any) -> None:
         )
     if getattr(model, "is_diffusion", False):
         raise RequestError("unsupported", "a diffusion model, which computes each token several times")
-    if versions.is_hisparse(config, kv_config):
+    if release_differences.is_hisparse(config, kv_config):
         raise RequestError("unsupported", "HiSparse, which keeps part of the KV cache in host memory of its own")
-    if versions.scales_kv_by_its_first_prompt(config.cache_config):
+    if release_differences.scales_kv_by_its_first_prompt(config.cache_config):
         raise RequestError(
             "unsupported",
             "--calculate-kv-scales: neither another engine nor this one restarted has these scales",
@@ -648,9 +648,9 @@ def _check_supported(config: Any, kv_config: Any) -> None:
     has_drafts = speculation is not None and speculation.method in DRAFTS
     if has_drafts and (kinds := {group.kind for group in groups_of(kv_config)}) != {"full"}:
         raise RequestError("unsupported", f"a draft model beside groups of kinds {sorted(kinds)}; expected full alone")
-    if has_drafts and not versions.saves_behind_drafts(KVConnectorBase_V1):
+    if has_drafts and not release_differences.saves_behind_drafts(KVConnectorBase_V1):
         raise RequestError("unsupported", "this release of vLLM may have blocks saved before a draft model computes")
-    if not (_fails_by_block(groups_of(kv_config)) or versions.reports_failed_requests(KVConnectorBase_V1)):
+    if not (_fails_by_block(groups_of(kv_config)) or release_differences.reports_failed_requests(KVConnectorBase_V1)):
         raise RequestError("unsupported", "this release of vLLM cannot be told of failed loads of windows and states")
     if has_drafts and getattr(parallel, "decode_context_parallel_size", 1) > 1:
         raise RequestError("unsupported", "a draft model beside decode_context_parallel_size; not supported yet")
@@ -669,7 +669,7 @@ def _check_ranks(parallel: Any) -> None:
             f"pipeline_parallel_size={stages} with distributed_executor_backend={executor!r}; expected 'mp', which "
             "passes on the reports of all stages",
         )
-    if stages > 1 and not versions.knows_stages(KVConnectorBase_V1):
+    if stages > 1 and not release_differences.knows_stages(KVConnectorBase_V1):
         raise RequestError("unsupported", "pipeline_parallel_size: this release of vLLM takes one stage's handshake")
     if (nodes := getattr(parallel, "nnodes_within_dp", 1)) > 1:
         raise RequestError("unsupported", f"an engine on {nodes} nodes: a server sees only the ranks of its own node")

@@ -16,8 +16,8 @@ from kvclient.offload.values import Group, RetrieveOrder, StoreOrder, Tables
 from kvclient.values import Blocks, Lease
 from kvclient.vllm.keys import Request
 from kvclient.vllm.pins import Pool
+from kvclient.vllm.release_differences import lacking
 from kvclient.vllm.scheduler import Scheduled, Scheduler
-from kvclient.vllm.versions import lacking
 
 log = logging.getLogger("vllm.kvserver")
 

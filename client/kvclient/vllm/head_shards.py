@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from kvclient.offload.values import Group
 from kvclient.values import CacheSpec
-from kvclient.vllm import versions
+from kvclient.vllm import release_differences
 from kvclient.vllm.layout import HeadShard, group_specs, layer_specs, layout_of
 from kvserver.errors import RequestError
 from kvserver.wire.messages import SEGMENT_BYTES_MIN, STAGING_SEGMENTS
@@ -75,7 +75,7 @@ def check_head_shards(
         )
     heads_here = max(1, heads // ranks)
     for spec in specs:
-        if not versions.has_a_slot_for_each_head(spec):
+        if not release_differences.has_a_slot_for_each_head(spec):
             raise _refusal(wanted, f"the KV heads of {type(spec).__name__} cannot be told apart in its blocks")
         if spec.num_kv_heads != heads_here:
             raise _refusal(
@@ -87,7 +87,7 @@ def check_head_shards(
 def _latent_shards(wanted: int, specs: Sequence[Any]) -> HeadShards:
     """One shard, whatever number is set: there are no heads to divide, and the bytes do not depend on it."""
     for spec in specs:
-        if not versions.is_latent(spec):
+        if not release_differences.is_latent(spec):
             raise _refusal(wanted, f"{type(spec).__name__} beside latent attention, whose ranks hold the same KV")
     return HeadShards(LATENT_SHARDS)
 

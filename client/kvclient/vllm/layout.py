@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from kvclient.memory.layouts import Extent, Heads, Tensor, region_runs
 from kvclient.offload.values import Group
+from kvclient.vllm.release_differences import layers_of, place_of
 from kvclient.vllm.side_tensors import SideTensor
-from kvclient.vllm.versions import layers_of, place_of
 from kvserver.errors import RequestError
 from kvserver.wire.messages import GroupSpec, RegionRun
 

@@ -14,7 +14,7 @@ from kvclient.offload.ends import Ends
 from kvclient.offload.lookups import Lookups
 from kvclient.offload.pledging import Pledging
 from kvclient.vllm import connector as vllm
-from kvclient.vllm import versions
+from kvclient.vllm import release_differences
 from kvclient.vllm.keys import Keyer
 from kvclient.vllm.other_connectors import UncheckedLoads
 from kvclient.vllm.pins import Pins
@@ -87,7 +87,7 @@ BUGS = (
     Bug(
         "P2",
         "two connectors of one engine answer a proxy",
-        versions,
+        release_differences,
         "is_made_by",
         lambda module: False,
     ),

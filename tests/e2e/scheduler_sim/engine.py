@@ -27,7 +27,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from kvclient.offload import ends, lookup_exchange
 from kvclient.vllm import connector as vllm
-from kvclient.vllm import scheduler, versions
+from kvclient.vllm import release_differences, scheduler
 
 from .content import BLOCK_TOKENS
 from .neighbour import Neighbour
@@ -36,7 +36,7 @@ from .shapes import Kind, Options
 
 NAMESPACE = b"n" * 32
 HASH = get_hash_fn_by_name("sha256")
-_recovers = versions.recovers
+_recovers = release_differences.recovers
 
 
 @contextmanager
@@ -69,8 +69,8 @@ class Engine:
     def __init__(self, options: Options, model: Path) -> None:
         config, kv_config = _config(options, model), _kv_config(options)
         kind = AsyncScheduler if options.is_async else Scheduler
-        drops = mock.patch.object(versions, "drops_quiet_steps", return_value=options.drops_quiet_steps)
-        recovers = mock.patch.object(versions, "recovers", lambda base: options.recovers and _recovers(base))
+        drops = mock.patch.object(release_differences, "drops_quiet_steps", return_value=options.drops_quiet_steps)
+        recovers = mock.patch.object(release_differences, "recovers", lambda base: options.recovers and _recovers(base))
         with set_current_vllm_config(config), drops, recovers:
             self.scheduler: Any = kind(
                 config,

@@ -7,7 +7,7 @@ from random import Random
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
-from kvclient.vllm import versions
+from kvclient.vllm import release_differences
 from tests.rigs.seeds import Outcome, failure
 
 from .content import Meanings, Slots
@@ -29,8 +29,8 @@ def run_seed(seed: int, events: int, model: Path, *, beside: bool = False, await
         rng,
         beside=beside,
         awaits=awaits,
-        has_windows=versions.reports_failed_requests(KVConnectorBase_V1),
-        has_stages=versions.knows_stages(KVConnectorBase_V1),
+        has_windows=release_differences.reports_failed_requests(KVConnectorBase_V1),
+        has_stages=release_differences.knows_stages(KVConnectorBase_V1),
     )
     day = draw_day(rng, options, beside=beside)
     clock, slots, meanings = Clock(), Slots(options.ranks, options.blocks), Meanings()

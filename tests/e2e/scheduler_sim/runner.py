@@ -14,7 +14,7 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, KVConnectorOutput, ModelRunnerOutput
 
-from kvclient.vllm import versions
+from kvclient.vllm import release_differences
 
 from .content import BLOCK_TOKENS, NULL_BLOCK, Slots, kv, next_token, require
 from .engine import Engine
@@ -225,7 +225,7 @@ def _row(tokens: Sequence[int], blocks: Any, computed: int, prompt_tokens: int) 
 
 def _output(step: Any, worker: Any, sampled: dict[str, list[int]]) -> Any:
     told = KVConnectorOutput()
-    if versions.reports_failed_requests(KVConnectorBase_V1):
+    if release_differences.reports_failed_requests(KVConnectorBase_V1):
         results = worker.get_transfer_results(step.finished_req_ids)
         told.finished_sending = results.finished_sending
         told.finished_recving = results.finished_recving

@@ -11,7 +11,7 @@ from vllm.v1.core.sched.scheduler import PauseState
 from vllm.v1.request import Request, RequestStatus
 
 from kvclient.keys import chunk_keys
-from kvclient.vllm import versions
+from kvclient.vllm import release_differences
 from kvclient.vllm.connector import KvServerConnector
 from kvclient.vllm.stats import COUNTERS, Stats
 
@@ -102,7 +102,9 @@ class World:
         It learns of the failure after it scheduled the next step, and takes that step's token for the first. What it
         computes belongs to the tokens it has sampled, at positions that are off by one.
         """
-        self._may_be_stuck = self._says_what_it_likes or not versions.reports_failed_requests(KVConnectorBase_V1)
+        self._may_be_stuck = self._says_what_it_likes or not release_differences.reports_failed_requests(
+            KVConnectorBase_V1
+        )
         Neighbour.played = Played(rng, day, outside.slots, lambda: self._runner.weights, self.counts)
         self._live: dict[str, Asked] = {}
         self._in_flight: deque[tuple[Any, Running]] = deque()
@@ -240,7 +242,7 @@ class World:
         for its request, and in a small pool these are the ones that the request's next load needs. Or a load has ended
         and keeps its blocks: before 0.30 the scheduler looks no further than the first request that does not fit."""
         reserved = getattr(self._scheduler, "_inflight_prefills", ())
-        looks_no_further = not versions.reports_failed_requests(KVConnectorBase_V1)
+        looks_no_further = not release_differences.reports_failed_requests(KVConnectorBase_V1)
         tables = self._scheduler.kv_cache_manager
         stuck = [
             name

@@ -14,7 +14,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kvserver.cli import asking, main
+from kvserver.cli import main, server_connection
 from kvserver.cli.doctor import doctor
 from kvserver.cli.doctor.doctor import Finding
 from kvserver.cli.status_text import overview
@@ -380,7 +380,7 @@ def test_describe_lists_the_groups_of_each_cache(monkeypatch: pytest.MonkeyPatch
 def test_status_without_a_server_does_not_wait_and_names_the_socket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asking, "STATUS_S", 3600)
+    monkeypatch.setattr(server_connection, "STATUS_S", 3600)
     left = tmp_path / "left"
     with socket.socket(socket.AF_UNIX) as gone:
         gone.bind(str(left))
@@ -392,7 +392,7 @@ def test_status_without_a_server_does_not_wait_and_names_the_socket(
 def test_status_names_the_process_that_listens_and_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asking, "STATUS_S", 0.05)
+    monkeypatch.setattr(server_connection, "STATUS_S", 0.05)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(tmp_path / "silent"))
         silent.listen()

@@ -58,7 +58,7 @@ FILES_MAX = 12
 # Modules that are expensive, or tie us to something, and the only importers of each.
 DOORS: dict[str, str] = {
     "kvserver._native": "kvserver.transfer.native kvserver.cli.doctor kvclient",
-    "zmq": "kvserver.brain.publisher kvserver.brain.connection_limit kvclient.base kvclient.transport",
+    "zmq": "kvserver.brain.publisher kvserver.brain.zmq_connection_limit kvclient.base kvclient.transport",
     "uvloop": "kvserver.brain.process",
     "asyncio": "kvserver.brain kvserver.remote.objects.clouds",
     "typer": "kvserver.cli.main kvserver.cli.admin kvserver.cli.remote",
@@ -94,7 +94,7 @@ STORES = {
 SETTINGS = {"tomllib"}
 """The command alone reads a file of settings, for all processes."""
 
-QUICK_START = tuple(f"kvserver.cli.{name}" for name in ("main", "admin", "asking", "remote"))
+QUICK_START = tuple(f"kvserver.cli.{name}" for name in ("main", "admin", "server_connection", "remote"))
 """Modules that `kvserver --help` loads: they import others when a command runs."""
 
 PURE = (

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kvclient.vllm import releases
-from kvclient.vllm.releases import Row, check_release, newest, table
-from kvclient.vllm.versions import READ_UNCHECKED, READ_WHILE_SERVING
+from kvclient.vllm import release_table
+from kvclient.vllm.release_differences import READ_UNCHECKED, READ_WHILE_SERVING
+from kvclient.vllm.release_table import Row, check_release, newest, table
 from kvserver.errors import RequestError
 from tools import vllm_releases as tool
 
@@ -35,7 +35,7 @@ def test_what_may_be_installed_is_what_the_table_has() -> None:
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {"0.98.0": Row(), "0.98.1": Row(lacks=("vllm.x.Y has no 'z'",)), "0.99.0": Row(refused="it answers wrong")}
-    monkeypatch.setattr(releases, "table", lambda: rows)
+    monkeypatch.setattr(release_table, "table", lambda: rows)
 
 
 @pytest.mark.usefixtures("known")

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from kvclient.vllm import versions
+from kvclient.vllm import release_differences
 from kvclient.vllm.layout import groups_of
 from kvclient.vllm.namespace import called
-from kvclient.vllm.versions import (
+from kvclient.vllm.release_differences import (
     BlockTables,
     allocations,
     check_read_while_serving,
@@ -62,12 +62,12 @@ def output(new: list[tuple[str, int]], cached: list[tuple[str, int, Any]], **mor
     ],
 )
 def test_stages_are_known_since_vllm_asks_where_to_allocate(methods: list[str], known: bool) -> None:
-    assert versions.knows_stages(type("Base", (), dict.fromkeys(methods))) is known
+    assert release_differences.knows_stages(type("Base", (), dict.fromkeys(methods))) is known
 
 
 @pytest.mark.parametrize(("methods", "right"), [([], False), (["get_mem_pool_context"], True)])
 def test_requests_recover_since_vllm_asks_where_to_allocate(methods: list[str], right: bool) -> None:
-    assert versions.recovers(type("Base", (), dict.fromkeys(methods))) is right
+    assert release_differences.recovers(type("Base", (), dict.fromkeys(methods))) is right
 
 
 def test_a_step_counts_what_will_be_computed_but_no_drafts() -> None:
@@ -256,7 +256,7 @@ def test_an_object_that_is_not_understood_is_refused_whatever_python_says(proble
 def test_a_field_that_a_layout_lacks_is_named_and_a_refusal_stays_what_it_is() -> None:
     tensor = SimpleNamespace(size=70, block_stride=20)
     with pytest.raises(RequestError, match="SimpleNamespace has no 'offset'"), understanding("0.99.1", "the layout"):
-        versions.place_of(tensor, "a")
+        release_differences.place_of(tensor, "a")
     with pytest.raises(RequestError, match="layout: mine"), understanding("0.99.1", "the layout"):
         raise RequestError("layout", "mine")
 
@@ -271,7 +271,7 @@ def test_a_bug_of_ours_is_not_taken_for_a_release_that_is_unknown() -> None:
 def engine_classes(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
     """vLLM's classes with the members that we read, some of them as fields, some as methods."""
     modules: dict[str, ModuleType] = {}
-    for path, names in versions.READ_WHILE_SERVING.items():
+    for path, names in release_differences.READ_WHILE_SERVING.items():
         module, _, name = path.rpartition(".")
         made = modules.setdefault(module, ModuleType(module))
         is_record = name.endswith(("Output", "Data"))
@@ -321,9 +321,9 @@ def test_types_of_kv_that_a_platform_registers_are_asked_for_where_there_are_any
 ) -> None:
     config, cache = ModuleType("vllm.config.cache"), SimpleNamespace(cache_dtype="octave")
     monkeypatch.setitem(sys.modules, "vllm.config.cache", config)
-    assert versions.cache_dtype_handler(cache) is None
+    assert release_differences.cache_dtype_handler(cache) is None
     config.get_kv_cache_dtype_handler = {"octave": 8}.get  # type: ignore[attr-defined]
-    assert versions.cache_dtype_handler(cache) == 8
+    assert release_differences.cache_dtype_handler(cache) == 8
 
 
 @pytest.mark.parametrize(
@@ -339,4 +339,4 @@ def test_an_engine_without_graphs_is_noticed_by_what_it_runs_with(is_eager: bool
     config = SimpleNamespace(
         model_config=SimpleNamespace(enforce_eager=is_eager), compilation_config=SimpleNamespace(cudagraph_mode=mode)
     )
-    assert versions.without_graphs(config) == said
+    assert release_differences.without_graphs(config) == said

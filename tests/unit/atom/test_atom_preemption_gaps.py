@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvclient.atom.gaps import GAPS_MAX, Gaps
+from kvclient.atom.preemption_gaps import GAPS_MAX, Gaps
 
 CHUNK = 12
 
