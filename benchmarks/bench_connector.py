@@ -63,7 +63,7 @@ from benchmarks.connector_worker import PlayedWorker
 from benchmarks.rows import Rows, option_parser
 from benchmarks.serving import PATIENT, serving
 from kvclient.client import Client
-from kvclient.offload.ends import Report
+from kvclient.offload.job_ends import Report
 from kvclient.offload.values import Group, Options, StoreOrder
 from kvclient.values import StoreResult
 from kvclient.vllm.guard import GuardedScheduler

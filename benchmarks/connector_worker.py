@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 from kvclient.client import Client
-from kvclient.offload.ends import Report
+from kvclient.offload.job_ends import Report
 from kvclient.offload.values import RetrieveOrder, StoreOrder
 from kvclient.offload.worker import Worker
 from kvclient.values import CacheSpec, HostBuffer, full_group

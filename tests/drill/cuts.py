@@ -6,7 +6,7 @@ from tests.drill.copies import Copy, noticed_by
 from tests.drill.service import DISK, HOLDINGS, OPERATORS, REQUESTS
 
 CHUNKS = f"{HOLDINGS}/chunks.py"
-CUTS, SPACE = "kvserver/index/cuts.py", "kvserver/index/space.py"
+CUTS, SPACE = "kvserver/index/subtrees.py", "kvserver/index/space.py"
 OWN_TESTS = ("tests/unit/service/test_cut_pieces.py", "tests/unit/service/test_scrub.py")
 
 
@@ -54,7 +54,7 @@ BUGS = (
     Bug(
         "P1",
         "whoever reads below a cut is not moved with it",
-        f"{REQUESTS}/cut_off.py",
+        f"{REQUESTS}/dropped_chunks.py",
         r"_move_pins\(core, space, below, rest\)(?= return)",
         "pass",
     ),
@@ -76,14 +76,14 @@ BUGS = (
     Bug(
         "P1",
         "a lease on what was cut off lives on",
-        f"{REQUESTS}/cut_off.py",
+        f"{REQUESTS}/dropped_chunks.py",
         r"\* KEY_BYTES\] == below\.top\.key",
         "* KEY_BYTES] == b'x'",
     ),
     Bug(
         "P1",
         "a lease of no chain lives on below a cut",
-        f"{REQUESTS}/cut_off.py",
+        f"{REQUESTS}/dropped_chunks.py",
         r"return lease\.tail in below",
         "return False",
     ),

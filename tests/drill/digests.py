@@ -54,7 +54,7 @@ BUGS = (
     Bug(
         "P1",
         "leases on a wrong chunk live on",
-        f"{REQUESTS}/cut_off.py",
+        f"{REQUESTS}/dropped_chunks.py",
         r"_end_below\(core, space, below, error, now_ns\)(?= rest)",
         r"pass",
     ),

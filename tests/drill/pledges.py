@@ -10,7 +10,7 @@ CHUNKS, LOOKUP, TRANSFERS = f"{HOLDINGS}/chunks.py", f"{REQUESTS}/lookup.py", f"
 OWN_TESTS = tuple(
     f"tests/unit/service/test_{name}.py" for name in ("engine_sizes", "pledge_bounds", "pledges", "pledges_of_ranks")
 )
-FORETELLING, ELSEWHERE = f"{REQUESTS}/foretold.py", f"{REQUESTS}/elsewhere.py"
+FORETELLING, ELSEWHERE = f"{REQUESTS}/foretold.py", f"{REQUESTS}/computed_elsewhere.py"
 WORDS, HEARD = f"{STATE}/foretold.py", "kvserver/service/remote/announcements.py"
 FLEET_TESTS = ("tests/unit/service/test_foretold.py",)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from kvclient.offload.ends import Report
+from kvclient.offload.job_ends import Report
 from kvclient.offload.values import Group, Options, RetrieveOrder, StoreOrder
 from kvclient.transport.inquiries import Answered
 from kvclient.values import Found, Lease, PledgeResult, StoreResult

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, ParamSpec, TypeVar
 
-from kvclient.offload.ends import Ended
+from kvclient.offload.job_ends import Ended
 from kvclient.offload.values import RetrieveOrder, StoreOrder
 from kvclient.offload.worker import Worker
 from kvclient.values import CacheSpec

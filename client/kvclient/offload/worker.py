@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from kvclient.client import Client
-from kvclient.offload.ends import Ended, Ends
+from kvclient.offload.job_ends import Ended, Ends
 from kvclient.offload.values import RetrieveOrder, StoreOrder
 from kvclient.transport.caches import Cache
 from kvclient.values import CacheSpec, RetrieveResult, StoreResult

@@ -25,8 +25,8 @@ from kvclient.identity.model_files import ModelFiles, hub_folder, model_files, s
 from kvclient.identity.processes import began_ns
 from kvclient.memory.torch_device import flat
 from kvclient.offload.announced import Announced
-from kvclient.offload.ends import Ended, Ends, Report
 from kvclient.offload.guard import GuardedWorker
+from kvclient.offload.job_ends import Ended, Ends, Report
 from kvclient.offload.settings import MIB, NO_GRAPHS, chosen_chunk_tokens
 from kvclient.offload.values import Group, Options, RetrieveOrder, StoreOrder
 from kvclient.offload.worker import Worker

@@ -10,8 +10,8 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from kvclient.offload.ends import Report
 from kvclient.offload.guard import WHY, Guard, refusal
+from kvclient.offload.job_ends import Report
 from kvclient.offload.values import Group, RetrieveOrder, StoreOrder, Tables
 from kvclient.values import Blocks, Lease
 from kvclient.vllm.keys import Request

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from kvclient.client import Client
 from kvclient.keys import LONG_TOKENS, Naming
 from kvclient.offload.decide import Offload
-from kvclient.offload.ends import Report
+from kvclient.offload.job_ends import Report
 from kvclient.offload.lookup_exchange import LookupExchange
 from kvclient.offload.values import Options, RetrieveOrder, StoreOrder
 from kvclient.values import RetrieveResult

@@ -14,7 +14,7 @@ from kvserver.index.space import Node, Space, is_below
 from kvserver.service.holdings.disk_chunks import records_of
 from kvserver.service.holdings.place_owners import DiskJob
 from kvserver.service.requests import lookup
-from kvserver.service.requests.cut_off import cut_off
+from kvserver.service.requests.dropped_chunks import cut_off
 from kvserver.service.state.chunk_waits import mover_lost, unreadable
 from kvserver.service.state.core import MILLISECOND_NS, Core
 from kvserver.service.state.disk_tier import DiskTier

@@ -18,9 +18,9 @@ from typing import Literal, Protocol
 
 from kvserver.index.arc import Arc
 from kvserver.index.coverage import servable_chunks
-from kvserver.index.cuts import Below, Cut
 from kvserver.index.eviction import Leftover
 from kvserver.index.space import ABSENT, GONE, READY, Node, Space, is_below, settle
+from kvserver.index.subtrees import Below, Cut
 from kvserver.service.holdings.accounts import Accounts, ChargedPool
 from kvserver.service.holdings.eviction import Need, Room
 from kvserver.service.holdings.place_owners import SEALED, UNASSIGNED, Orphan, Pending, SlotOwner

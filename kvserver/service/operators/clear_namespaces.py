@@ -8,7 +8,7 @@ answered together.
 from collections.abc import Iterable
 
 from kvserver.errors import ResourceError
-from kvserver.index.cuts import Cut
+from kvserver.index.subtrees import Cut
 from kvserver.service.requests import holds, kv_events, namespaces
 from kvserver.service.requests.lookup import check_namespace
 from kvserver.service.requests.lookup import end as end_lease

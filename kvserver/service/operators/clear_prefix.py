@@ -8,11 +8,11 @@ are void. Recovery also applies it to chunks that were stored again since and st
 """
 
 from kvserver.errors import DeviceError, ResourceError
-from kvserver.index.cuts import Cut
 from kvserver.index.space import Node, Space
+from kvserver.index.subtrees import Cut
 from kvserver.service.operators import clear_namespaces
 from kvserver.service.requests import holds
-from kvserver.service.requests.cut_off import cut_off
+from kvserver.service.requests.dropped_chunks import cut_off
 from kvserver.service.state.clear_notes import ClearNotes
 from kvserver.service.state.core import Core
 from kvserver.tiers.prefix_notes import ClearedPrefix, prefix_note

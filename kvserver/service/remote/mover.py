@@ -6,7 +6,7 @@ answer what is here or in other stores, and nothing waits.
 """
 
 from kvserver.service.remote import announcements, epochs, reads, writes
-from kvserver.service.requests import elsewhere, foretold, mismatches, movers
+from kvserver.service.requests import computed_elsewhere, foretold, mismatches, movers
 from kvserver.service.state.core import MILLISECOND_NS, Core
 from kvserver.service.state.remote_tier import (
     AnnounceJob,
@@ -45,7 +45,7 @@ def tick(core: Core, now_ns: int) -> None:
         announcements.tick(core, tier, now_ns)
         _turn(core, tier, now_ns)
         foretold.tick(core, tier, now_ns)
-        elsewhere.turn(core, tier, now_ns)
+        computed_elsewhere.turn(core, tier, now_ns)
 
 
 def gone(core: Core, tier: RemoteTier, now_ns: int) -> None:
@@ -82,7 +82,7 @@ def reported(core: Core, tier: RemoteTier, report: RemoteReport, now_ns: int) ->
     if job is not None:
         _ended(core, tier, job, report, now_ns)
         _turn(core, tier, now_ns)
-        elsewhere.turn(core, tier, now_ns)
+        computed_elsewhere.turn(core, tier, now_ns)
 
 
 def _ended(core: Core, tier: RemoteTier, job: RemoteJob, report: Ending, now_ns: int) -> None:

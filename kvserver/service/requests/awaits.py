@@ -9,7 +9,7 @@ import logging
 
 from kvserver.errors import DeviceError, ResourceError
 from kvserver.index.space import READY, Space
-from kvserver.service.requests import admission, elsewhere, foretold, lookup
+from kvserver.service.requests import admission, computed_elsewhere, foretold, lookup
 from kvserver.service.state.caches import Cache
 from kvserver.service.state.core import MILLISECOND_NS, Core
 from kvserver.service.state.pledges import Pledge, PledgeEnd, Pledger
@@ -170,7 +170,7 @@ def end(core: Core, made: Pledge, how: PledgeEnd, now_ns: int) -> None:
     waits = core.pledges.end(made)
     core.timers.cancel("pledge", made.number)
     if made.session is None:
-        elsewhere.ended(core, made)
+        computed_elsewhere.ended(core, made)
     core.counters.pledges_ended[how] += 1
     core.log(
         "pledge ended",

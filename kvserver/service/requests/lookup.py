@@ -13,7 +13,7 @@ from typing import Literal
 from kvserver.errors import RequestError, ResourceError
 from kvserver.index.space import Node, Space
 from kvserver.service.holdings.accounts import Accounts
-from kvserver.service.requests import elsewhere, pursuits
+from kvserver.service.requests import computed_elsewhere, pursuits
 from kvserver.service.requests.miss_reason import ending, missing
 from kvserver.service.state import chunk_waits
 from kvserver.service.state.chunk_waits import Fetch
@@ -73,7 +73,7 @@ def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int
             if pledge is not None and awaited:
                 core.counters.add("chunks_awaited", awaited)
                 if pledge.number not in core.pledges:
-                    elsewhere.begin(core, pledge, now_ns)
+                    computed_elsewhere.begin(core, pledge, now_ns)
                 _await(core, granted, pledge)
             lease, ttl_ms = granted.number, core.bounds.lease_ttl_ms
     coming = 0
@@ -96,7 +96,7 @@ def _pledged(
         pledge, awaited = core.pledges.following(session.engine, space, keys, held)
         if pledge is not None:
             return (pledge, awaited) if len(pledge.waits) < core.bounds.pledge_waits_max else (None, 0)
-    pledge = elsewhere.offered(core, session, space, keys, held=held, now_ns=now_ns) if core.remotes else None
+    pledge = computed_elsewhere.offered(core, session, space, keys, held=held, now_ns=now_ns) if core.remotes else None
     return pledge, pledge.chunks if pledge is not None else 0
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 from kvserver.errors import DeviceError
 from kvserver.index.space import READY, Node, Space
 from kvserver.service.holdings.place_owners import DiskJob
-from kvserver.service.requests.cut_off import cut_off
+from kvserver.service.requests.dropped_chunks import cut_off
 from kvserver.service.state.core import Core
 from kvserver.service.state.jobs import Job
 from kvserver.service.state.movers import Mover

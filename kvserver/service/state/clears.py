@@ -8,8 +8,8 @@ from typing import Literal
 from msgspec.structs import replace
 
 from kvserver.errors import DeviceError
-from kvserver.index.cuts import Cut
 from kvserver.index.space import Space
+from kvserver.index.subtrees import Cut
 from kvserver.service.base.effects import GoOn
 from kvserver.service.base.timers import Timers
 from kvserver.service.holdings.chunks import Chunks

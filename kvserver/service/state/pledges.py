@@ -77,7 +77,7 @@ class Wait:
 @dataclass(slots=True, eq=False, kw_only=True)
 class Pledge:
     """A session's word that its engine computes these chunks now, and will store them. Or the word of another server
-    that it will write them to a store which both use (requests/elsewhere.py)."""
+    that it will write them to a store which both use (requests/computed_elsewhere.py)."""
 
     number: int
     session: Session | None

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from kvclient.offload.decide import Offload
-from kvclient.offload.ends import Ends
+from kvclient.offload.job_ends import Ends
 from kvclient.offload.lookups import Lookups
 from kvclient.offload.pledging import Pledging
 from kvclient.vllm import connector as vllm

@@ -25,7 +25,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 from vllm.v1.structured_output import StructuredOutputManager
 
-from kvclient.offload import ends, lookup_exchange
+from kvclient.offload import job_ends, lookup_exchange
 from kvclient.vllm import connector as vllm
 from kvclient.vllm import release_differences, scheduler
 
@@ -50,7 +50,7 @@ def stand_ins(clock: Clock, client_of: Callable[[int], object]) -> Iterator[None
         return client_of(rank)
 
     with ExitStack() as stack:
-        for module in (scheduler, ends, lookup_exchange):
+        for module in (scheduler, job_ends, lookup_exchange):
             stack.enter_context(mock.patch.object(module, "time", clock))
         stack.enter_context(mock.patch.object(vllm.KvServerConnector, "_client", client))
         stack.enter_context(mock.patch.object(vllm, "_here", WeakValueDictionary()))

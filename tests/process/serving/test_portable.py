@@ -24,7 +24,7 @@ from kvclient import (
     namespace_digest,
 )
 from kvclient.memory.layouts import describe
-from kvclient.offload.ends import Report
+from kvclient.offload.job_ends import Report
 from kvclient.offload.values import RetrieveOrder, StoreOrder
 from kvclient.offload.worker import Worker
 from tests.process.arena import flip

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvclient.offload.ends import Report
+from kvclient.offload.job_ends import Report
 from kvclient.offload.lookups import AWAIT_AGAIN_S
 from kvclient.offload.values import Group, RetrieveOrder
 from kvclient.values import RetrieveResult, StoreResult

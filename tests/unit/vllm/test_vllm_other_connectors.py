@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvclient.offload.ends import Report
+from kvclient.offload.job_ends import Report
 from kvclient.values import RetrieveResult
 from kvclient.vllm.scheduler import Scheduled
 from tests.rigs.vllm_rig import BLOCK, Bench, request

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from kvclient.offload import lookups
-from kvclient.offload.ends import Report
+from kvclient.offload.job_ends import Report
 from kvclient.values import RetrieveResult, StoreResult
 from kvclient.vllm.answers import Answers
 from kvserver.errors import RequestError

@@ -8,8 +8,8 @@ fail, leases and holds end. Running retrieves finish; they keep their chunks unt
 from collections.abc import Callable
 
 from kvserver.errors import DeviceError
-from kvserver.index.cuts import Below, Cut
 from kvserver.index.space import Node, Space
+from kvserver.index.subtrees import Below, Cut
 from kvserver.service.requests import holds, lookup
 from kvserver.service.state.core import Core
 from kvserver.service.state.leases import Lease
