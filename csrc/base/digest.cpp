@@ -106,7 +106,7 @@ uint64_t row_entry(size_t row) {
 
 // ------------------------------------------------------------------ words of one row
 
-// What becomes of bytes that were summed: nothing, or they are stored, through the cache or past it.
+// The way of bytes that were summed: none, or they are stored, through the cache or past it.
 enum class Keep { NOT, STORED, STREAMED };
 
 constexpr size_t STEP_BYTES = WORD_BYTES * Columns::STEP_WORDS;

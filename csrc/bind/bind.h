@@ -1,4 +1,4 @@
-// What all bindings need: the functions of the module's parts, and conversions between Python's values and ours.
+// The needs of all bindings: the functions of the module's parts, and conversions between Python's values and ours.
 //
 // Python's named records of kvserver/transfer/native.py are tuples, and come as those.
 
@@ -163,7 +163,7 @@ inline std::vector<CopyGroup> copy_groups_from(const CopyGroupTuples& tuples) {
     return copy_groups;
 }
 
-// What CopyEngine and DeviceEngine have in common.
+// The methods that CopyEngine and DeviceEngine have in common.
 template <typename Engine>
 void bind_copy_engine(nb::class_<Engine>& engine) {
     engine.def_prop_ro("backend", &Engine::backend)

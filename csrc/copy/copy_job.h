@@ -60,7 +60,7 @@ class CopyJob {
         uint32_t shard;
         DigestSum sum;
     };
-    // What became of a piece: the sums of its bytes, or why the memory was lost; empty when all is well.
+    // The outcome of a piece: the sums of its bytes, or why the memory was lost; empty when all is well.
     struct Copied {
         std::vector<ShardShare> shares;
         std::string failure;

@@ -25,9 +25,9 @@ class ShardSums {
     bool wants(uint32_t shard) const { return shards_[shard].wanted; }
     void add(uint32_t shard, const DigestSum& share);
 
-    // Of a store: the sum of each shard. nullopt: some byte was not summed once.
+    // A store's sum of each shard. nullopt: some byte was not summed once.
     std::optional<std::vector<uint64_t>> made() const;
-    // Of a retrieve: the shards with another sum than expected.
+    // A retrieve's shards with another sum than expected.
     std::vector<uint32_t> wrong() const;
 
   private:

@@ -1,4 +1,4 @@
-"""What hangs below a node that is cut off, and the walk over it: children go before their parents, some at a time."""
+"""Subtrees that are cut off, and the walk over one: children go before their parents, some at a time."""
 
 from dataclasses import dataclass, field
 

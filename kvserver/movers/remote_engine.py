@@ -125,13 +125,13 @@ class Ended(NamedTuple):
     job: int
     fault: Fault
     heads: tuple[Head | None, ...] = ()
-    """Of a Probe, in its order. None also where the answer is unknown; then `faults` says so."""
+    """The heads of a Probe, in its order. None also where the answer is unknown; then `faults` says so."""
     faults: tuple[Fault, ...] = ()
-    """Of a Probe, for each name: why nothing is known, or what is wrong with what is there. Empty: all is known."""
+    """For each name of a Probe: why nothing is known, or what is wrong with what is there. Empty: all is known."""
     sums: tuple[int, ...] = ()
     """The sum of each wanted shard, in their order, after a Fetch that went well."""
     note: bytes | None = None
-    """Of a ReadNote; None if there is none."""
+    """The note of a ReadNote; None if there is none."""
     marks: bytes = b""
     """Marks that a Listen brought, at most LISTENED_BYTES_MAX."""
     is_all: bool = True
@@ -190,7 +190,7 @@ class RemoteEngine:
         """Those that were used, the least recently used first, without those that the store has no more."""
         self._is_closed = False
         self._failure: BaseException | None = None
-        """What ended a thread: a mistake of ours, for stores raise StoreError alone."""
+        """The error that ended a thread: a mistake of ours, for stores raise StoreError alone."""
         self._ended: list[Ended] = []
         self._is_told = False
         """Whether the caller was told of ends since it took some."""

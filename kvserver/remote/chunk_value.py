@@ -74,7 +74,7 @@ class Shard(NamedTuple):
 
 
 class Head(NamedTuple):
-    """What a store has of one chunk."""
+    """A chunk as a store has it: all but its bytes."""
 
     namespace: bytes
     key: bytes

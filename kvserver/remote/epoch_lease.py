@@ -20,12 +20,12 @@ WRITE_AGAIN_S, WRITE_AGAIN_S_MAX = 2.0, 16.0
 """A note that was written, and was never read well since, is not written again so soon. The pause doubles each time: a
 note that is written is another epoch, for which servers drop their own copies."""
 Step = Literal["", "make", "replace", "drop-local"]
-"""What the caller has to do next: make a note where there is none; replace a damaged one; drop its own copies of the
+"""The caller's next step: make a note where there is none; replace a damaged one; drop its own copies of the
 namespace's chunks."""
 
 
 class EpochLease:
-    """What one server believes of one namespace in one store.
+    """The belief of one server in one namespace of one store.
 
     A read, a making or a replacement is begun by the caller, with the time of its begin, and ended by exactly one call
     here. Only one of them is under way at a time, but a Clear may begin while a read is.

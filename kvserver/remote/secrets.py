@@ -21,7 +21,7 @@ _HIDDEN = (
     (re.compile(r"//[^/\s\"'@]*@"), f"//{SHOWN}@"),
     (re.compile(r"(?i)\b(sig|[\w-]*signature|[\w-]*token|[\w-]*credential)=[^&\s\"')]+"), rf"\1={SHOWN}"),
 )
-"""What counts as a secret wherever it comes from: a user in a URL, and a signature."""
+"""Secrets wherever they come from: a user in a URL, and a signature."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -68,7 +68,7 @@ def safe_text(of: object, secret: Secret | None = None) -> str:
 
 
 class SecretSource:
-    """Where a secret is: a file or an environment variable."""
+    """The place of a secret: a file or an environment variable."""
 
     def __init__(
         self,

@@ -139,7 +139,7 @@ class CopyGroup(NamedTuple):
     block_ids: bytes
     slots: bytes
     sums: bytes = b""
-    """Of a retrieve with digests: the sum of each slot's whole payload, packed u64; NO_DIGEST: not known."""
+    """In a retrieve with digests: the sum of each slot's whole payload, packed u64; NO_DIGEST: not known."""
 
 
 class Completion(NamedTuple):
@@ -156,7 +156,7 @@ class Completion(NamedTuple):
     sums: Packed
     """With digests, of a store: the sum of each shard with a slot, packed u64, in the order of groups and slots."""
     wrong: list[int]
-    """Of a retrieve that failed as "digest": the shards whose bytes are not those that were stored, in that order."""
+    """After a retrieve that failed as "digest": the shards with other bytes than were stored, in that order."""
 
 
 class Measured(NamedTuple):

@@ -65,7 +65,7 @@ class CopyGroup(Frame, frozen=True):
     slots: bytes
     """Little-endian int64, one per chunk that the blocks touch: the arena offset of this rank's shard, -1 = skip."""
     names: bytes
-    """Of a retrieve: hash of the chunks' names, which the ledger must have at these slots (_native.Ledger.sums)."""
+    """The hash of the chunks' names in a retrieve, which the ledger must have at these slots (_native.Ledger.sums)."""
 
 
 class Copy(Frame, tag="copy", frozen=True):
@@ -287,10 +287,10 @@ class Done(Frame, tag="done", frozen=True):
     mode: Mode
     """The way the bytes moved. The mover chooses among the modes of the cache's registration. host: direct."""
     sums: Packed = b""
-    """Of a store: the sum of each shard with a slot, packed u64, in the order of the order's groups and their slots.
+    """A store's sum of each shard with a slot, packed u64, in the order of the order's groups and their slots.
     Empty: without digests."""
     wrong: tuple[int, ...] = ()
-    """Of a retrieve that failed as "digest": all shards whose bytes are not those that were stored, numbered in that
+    """A retrieve that failed as "digest" names all shards whose bytes are not those that were stored, numbered in that
     order. With bytes=0 slots hold other chunks than the order names, and nothing was copied."""
     unverified: int = 0
     """Shards of a retrieve that were not compared, because nobody summed them when they were stored."""
@@ -303,7 +303,7 @@ class Scrubbed(Frame, tag="scrubbed", frozen=True):
     wrong: tuple[int, ...]
     """Items that have other bytes, or another name, than the ledger says. Numbered in their order."""
     bytes: int
-    """That were compared. Payloads that nobody summed when they were stored are left out."""
+    """Payloads that were compared. Those that nobody summed when they were stored are left out."""
 
 
 # ---------------------------------------------------------------- disk mover → brain

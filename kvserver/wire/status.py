@@ -110,8 +110,7 @@ class RemoteStatus(msgspec.Struct, frozen=True, kw_only=True):
     clears_owed: int
     """Namespaces that were cleared here, and the store does not know yet."""
     counted: dict[str, int] = {}
-    """What Status.counters have of all stores under names that begin with "remote_", for this one. Empty if it is the
-    only one."""
+    """This store's share of Status.counters under names that begin with "remote_". Empty if it is the only store."""
     failures: dict[str, int] = {}
     """The same for remote_failures."""
 

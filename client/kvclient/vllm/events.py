@@ -57,7 +57,7 @@ class _Seen:
 
 
 class Kind(NamedTuple):
-    """What vLLM's events say about a group."""
+    """A group as vLLM's events describe it."""
 
     name: str | None
     window: int | None

@@ -283,7 +283,7 @@ def is_hisparse(config: Any, kv_config: Any) -> bool:
 
 
 def cache_dtype_handler(cache_config: Any) -> Any:
-    """What a platform has registered for the type of the KV cache. None for vLLM's own types and before 0.33."""
+    """A platform's handler for the type of the KV cache. None for vLLM's own types and before 0.33."""
     handler_of = getattr(import_module("vllm.config.cache"), "get_kv_cache_dtype_handler", None)
     return handler_of(str(cache_config.cache_dtype)) if handler_of is not None else None
 

@@ -14,10 +14,10 @@ from kvserver.errors import RequestError
 
 
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is known of one release."""
+    """One release, as far as it is known."""
 
     lacks: tuple[str, ...] = ()
-    """What the connector needs and the release's sources do not have. One is enough to refuse the release."""
+    """Names that the connector needs and the release's sources do not have. One is enough to refuse the release."""
     refused: str = ""
     """Another reason to refuse it, found by running it."""
     uncalled: tuple[str, ...] = ()

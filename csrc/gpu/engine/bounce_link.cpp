@@ -37,7 +37,7 @@ struct Lane {
     std::deque<Buffer> buffers;
 };
 
-// What the tasks of both directions use.
+// The tools of tasks in both directions.
 struct Means {
     const Driver& driver;
     const Mapping& arena;

@@ -19,7 +19,7 @@
 
 namespace kv::gpu {
 
-// What a pass copies: TO_HOST gathers into the segment at that device address, TO_DEVICE scatters from it.
+// The copies of a pass: TO_HOST gathers into the segment at that device address, TO_DEVICE scatters from it.
 struct PassCopy {
     Way way;
     Address segment;

@@ -1,4 +1,4 @@
-"""What a driver must do, as checks that its author runs: `kvserver remote contract`, or run() in tests of the author.
+"""The duties of a driver, as checks that its author runs: `kvserver remote contract`, or run() in tests of the author.
 
 Each check has a folder of its own in the store, drawn at random, and nothing is left of it. The name of a check says
 what must hold.
@@ -85,7 +85,7 @@ def run(opens: Opener) -> Iterator[tuple[str, str]]:
 
 
 def problem_of(check: Check, opens: Opener) -> str:
-    """What a check has found wrong; empty if nothing."""
+    """The fault that a check has found; empty if none."""
     place = Place(opens)
     problem = ""
     try:

@@ -26,7 +26,7 @@ class Start(NamedTuple):
 
     beginning: bytes | memoryview
     bytes: int
-    """Of the whole object."""
+    """The length of the whole object."""
 
 
 class Named(NamedTuple):

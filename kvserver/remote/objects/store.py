@@ -34,7 +34,7 @@ from kvserver.tiers.records import NO_SUM
 
 NOTES = f"kv{FORMAT}.notes"
 TRIAL = f"kv{FORMAT}/.trial"
-"""Where it is tried what the store can do. No tenant has this name."""
+"""The folder in which it is tried what the store can do. No tenant has this name."""
 OWN_TRIAL = f"{TRIAL}/{secrets.token_hex(16)}"
 """One for each process: a store that lets nothing be removed has few of them, and its error is always the same."""
 _TRYING = threading.Lock()

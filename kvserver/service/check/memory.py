@@ -80,7 +80,7 @@ def _check_tree(core: Core) -> None:
 
 
 def _check_cuts(core: Core) -> None:
-    """What was cut off is being forgotten until nothing of it is left where it was."""
+    """Chunks that were cut off are being forgotten until none is left where it was."""
     for space in _spaces(core):
         rest = core.chunks.forgetting.get(space)
         is_cut = rest is not None and rest.cut is not None

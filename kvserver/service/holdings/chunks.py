@@ -44,7 +44,7 @@ class DiskSide(Protocol):
 
 
 class PledgeHolder(Protocol):
-    """Whoever pins the chunk before the next pledged one."""
+    """The wait that pins the chunk before the next pledged one."""
 
     @property
     def tail(self) -> Node | None: ...

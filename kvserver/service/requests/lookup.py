@@ -101,8 +101,8 @@ def _pledged(
 
 
 def plan_lookup(core: Core, namespace: bytes, space: Space | None, keys: bytes, *, wanted_min: int) -> LookupResult:
-    """What a lookup of these packed keys gets, and why not more. It changes nothing. space: the namespace, or None if
-    it is unknown or the engine may not see it."""
+    """The result of a lookup of these packed keys, and why it is not more. It changes nothing. space: the namespace, or
+    None if it is unknown or the engine may not see it."""
     held = core.chunks.servable(space, keys) if space is not None else 0
     chunks = held
     away: dict[Node, int] = {}

@@ -17,7 +17,7 @@ from kvserver.remote.announcement import Kind
 
 MILLISECOND_NS = 1_000_000
 HEARD_MS = 10_000
-"""What was read so long ago counts no more."""
+"""An announcement that was read so long ago counts no more."""
 DOUBTED_MS = 600_000
 TRIED_EVERY = 512
 """One in so many chunks of which nobody has told is looked for all the same."""

@@ -130,7 +130,7 @@ class Foretellings:
 
 
 class Foretold:
-    """What other servers have foretold in one store, of all namespaces and epochs."""
+    """The chunks that other servers have foretold in one store, of all namespaces and epochs."""
 
     def __init__(self) -> None:
         self.until_ns: OrderedDict[int, int] = OrderedDict()

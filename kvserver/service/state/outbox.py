@@ -1,4 +1,4 @@
-"""What the service says: effects for the shell, in their order."""
+"""Effects that the service has for the shell, in their order."""
 
 import logging
 

@@ -23,7 +23,7 @@ class Passing:
     in_store: MarkTable
     """Marks of what was told of chunks in the store."""
     forgotten: int
-    """Of KnownChunks, when this was made. It holds no longer when that has changed."""
+    """The one of KnownChunks when this was made. This holds no longer when that has changed."""
     announcements: Announcements
     counts: RemoteCounts
     marker: Marker | None

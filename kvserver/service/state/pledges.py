@@ -210,7 +210,7 @@ class Pledges(Table[Pledge]):
         return wait
 
     def leave(self, wait: Wait) -> None:
-        """Whoever waited does not any more. It does nothing after the end of a wait."""
+        """Gives up a wait. It does nothing after the wait's end."""
         wait.pledge.waits.pop(wait, None)
         self._news.come.pop(wait, None)
 

@@ -192,7 +192,7 @@ class NamespaceEpoch:
     """Those of them that the store is being told of. A Clear that comes meanwhile needs an order of its own: other
     servers may have stored since."""
     owes_again: bool = False
-    """Such a Clear has come."""
+    """Whether that Clear has come."""
     passing: Passing | None = None
     """Which misses are passed over, as settled last; None: nothing is settled."""
 
@@ -268,7 +268,7 @@ class RemoteTier:
         self.epochs: dict[bytes, NamespaceEpoch] = {}
         """Namespace -> what is known of its epoch."""
         self.known = KnownChunks()
-        """What servers have told of chunks, of all namespaces and epochs."""
+        """Servers' announcements of chunks, of all namespaces and epochs."""
         self._forgotten = 0
         self._forgot_until_ns = 0
         """Until then more was told than can be known, so nothing is taken to be absent."""
@@ -433,7 +433,7 @@ class RemoteTier:
         return None if known is None or known.owes_clear else known.lease.epoch(now_ns / 1e9)
 
     def mark(self, space: Space, epoch: int, key: bytes) -> int:
-        """What announcements call a chunk."""
+        """The name of a chunk in announcements."""
         return mark_of(space.digest, epoch, key)
 
     def tell(self, space: Space, mark: int, kind: Kind) -> None:

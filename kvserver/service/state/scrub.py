@@ -1,4 +1,4 @@
-"""What is read to find chunks that changed before anybody asks for them: how far it has come, what is under way."""
+"""The scrub, which finds changed chunks before anybody asks for them: how far it has come, what is under way."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -60,7 +60,7 @@ SERVER_DRAIN: AbstractSet[tuple[DrainState, DrainState]] = {
 }
 
 RecoveryState = Literal["waiting", "listing", "telling", "complete"]
-"""What is known of the records on disk: nothing; some namespaces; all namespaces, and some records; everything."""
+"""The knowledge of records on disk: nothing; some namespaces; all namespaces, and some records; everything."""
 RECOVERY: AbstractSet[tuple[RecoveryState, RecoveryState]] = {
     ("waiting", "listing"),
     ("listing", "telling"),

@@ -90,7 +90,7 @@ Count = (
 """The plain counts of Counters, to which add() adds."""
 
 RemoteWanted = Literal["probe", "read", "write", "announce", "listen", "note"]
-"""What a remote store was asked for."""
+"""The kinds of calls to a remote store."""
 LOOKUP_SECONDS = (10e-6, 20e-6, 40e-6, 80e-6, 160e-6, 320e-6, 640e-6, 1.28e-3, 2.56e-3, 5.12e-3, 20e-3, 100e-3)
 JOB_SECONDS = (0.5e-3, 1e-3, 2e-3, 4e-3, 8e-3, 16e-3, 32e-3, 64e-3, 128e-3, 256e-3, 0.5, 1.0, 2.0, 5.0, 20.0, 60.0)
 JOB_BYTES_PER_S = (1e6, 1e7, 3e7, 1e8, 2e8, 5e8, 1e9, 2e9, 4e9, 8e9, 16e9, 32e9, 64e9, 128e9, 256e9)
@@ -128,7 +128,7 @@ class RemoteCounts:
 
     def __init__(self) -> None:
         self.plain: dict[str, int] = {what.removeprefix("remote_"): 0 for what in get_args(RemoteCount)}
-        """By the names in Counters, without the "remote_" before them."""
+        """Their names are those in Counters, without the "remote_" before them."""
         self.failures: dict[tuple[str, str], int] = {}
         """As Counters.remote_failures."""
 

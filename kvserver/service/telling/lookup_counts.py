@@ -20,7 +20,7 @@ Ending = Literal["whole", "absent", "gone", "writing", "partial", "declined", "d
 
 
 class LookupResult(NamedTuple):
-    """What an accepted lookup found. chunks asked for >= held >= chunks >= len(away)."""
+    """The chunks that an accepted lookup found. chunks asked for >= held >= chunks >= len(away)."""
 
     space: Space | None
     """The namespace; None if it is unknown, or the engine may not see it."""

@@ -82,7 +82,7 @@ class Window:
         self._asked = self._held = 0
         self._whole = False
         self.ratios: Ratios | None = None
-        """Of the last whole window, or of the running one as long as there is none. None: not enough was asked yet."""
+        """The last whole window's, or the running one's as long as there is none. None: not enough was asked yet."""
 
     def add(self, sketch: Sketch, asked: int, held: int) -> None:
         """Adds an hour that is over."""
