@@ -284,6 +284,25 @@ def test_bytes_are_not_summed_before_they_have_landed(halves: Halves, mode: str,
         assert (end.status, end.wrong) == ("done", [])
 
 
+def test_a_direct_retrieve_is_cancelled_between_its_copies_and_its_passes(halves: Halves) -> None:
+    """Its last copy hangs, one pass is at the client, and the next one waits for its bytes."""
+    with long_scene(halves, "direct with a ring", played=True) as scene:
+        copies, pid = scene.whole(), scene.mover.half.pid
+        copies = with_sums(copies, scene.sums_of(copies))
+        client = Played(scene, RETRIEVE)
+        with halves.machine.rule("run:copy", DELAY, pid=pid) as rule:
+            scene.begin("retrieve", copies)
+            client.answer(scene.shards(copies))
+            assert scene.end().status == "done"
+        with halves.machine.rule("run:copy", HANG, pid=pid, skip=rule.met() - 1) as rule:
+            scene.begin("retrieve", copies)
+            until("the last copy to begin", rule.met)
+            halves.client.call("take", RETRIEVE)
+            scene.mover.half.call("cancel", scene.JOB)
+        end = scene.end()
+        assert (end.status, end.wrong, end.word) == ("abandoned", [], FAILED)
+
+
 @pytest.mark.parametrize("taken", [False, True])
 @pytest.mark.parametrize("lane", [STORE, RETRIEVE])
 def test_a_direct_job_whose_client_does_not_answer_ends_when_it_is_cancelled(
